@@ -2,7 +2,9 @@
 
 Owns `Record`, `read_trace` and `Disk`. The rules are those of POSIX, which promise less than any file system keeps:
 
-1. The bytes of a file are on the disk after an fsync of the file. Of later writes, each may be there, or not, or torn.
+1. The bytes of a file are on the disk after an fsync of the file. Of later writes, each may be there, or not, or torn: cut
+   short, or as long as it was and without its bytes, all of them or some in the middle. What was there before shows then, and
+   zeros where nothing was.
 2. A name is on the disk (or gone from it) after an fsync of its directory. Of later changes of names, each may be there
    or not, whatever became of the others; renaming inside one directory is one change, otherwise two.
 3. An fsync of a file says nothing of its name.
@@ -19,7 +21,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FATES", "Disk", "Fate", "Kind", "Record", "mark", "read_trace"]
+__all__ = ["FATES", "REORDERED", "Disk", "Fate", "Kind", "Record", "mark", "read_trace"]
 
 _HEAD = struct.Struct("<IIQQII")
 
@@ -83,9 +85,42 @@ FATES: dict[str, Fate] = {
     "names without bytes": lambda record, _draw: record.kind not in (Kind.WROTE, Kind.CUT),
     "removals alone": lambda record, _draw: record.kind == Kind.REMOVED,
     "all but removals": lambda record, _draw: record.kind != Kind.REMOVED,
+    "zeros": lambda _record, _draw: True,
+    "a hole": lambda _record, _draw: True,
     "some": lambda _record, draw: draw.random() < 0.5,
     "most": lambda _record, draw: draw.random() < 0.9,
 }
+REORDERED = ("a hole", "some", "most")  # those that draw: another seed is another state of the disk
+
+
+Tear = Callable[[bytes, random.Random], tuple[int, list[slice]]]
+"""How many bytes of a write the file got room for, and which of them are on the disk."""
+
+
+def _whole(data: bytes, _draw: random.Random) -> tuple[int, list[slice]]:
+    return len(data), [slice(0, len(data))]
+
+
+def _cut_short(data: bytes, draw: random.Random) -> tuple[int, list[slice]]:
+    kept = draw.randrange(len(data) + 1)
+    return kept, [slice(0, kept)]
+
+
+def _zeros(data: bytes, _draw: random.Random) -> tuple[int, list[slice]]:
+    return len(data), []
+
+
+def _hole(data: bytes, draw: random.Random) -> tuple[int, list[slice]]:
+    first, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
+    return len(data), [slice(0, first), slice(end, len(data))]
+
+
+def _any(data: bytes, draw: random.Random) -> tuple[int, list[slice]]:
+    tear = draw.choice((_cut_short, _zeros, _hole)) if draw.random() < 0.2 else _whole
+    return tear(data, draw)
+
+
+_TEARS: dict[str, Tear] = {"zeros": _zeros, "a hole": _hole, "some": _any, "most": _any}
 
 
 @dataclass(slots=True)
@@ -99,10 +134,10 @@ class _File:
         self.since.append(record)
 
     def sync(self) -> None:
-        self.synced = self.kept(lambda _record: True)
+        self.synced = self.kept(lambda _record: True, lambda data: (len(data), [slice(0, len(data))]))
         self.since.clear()
 
-    def kept(self, kept: Callable[[Record], bool], torn: random.Random | None = None) -> bytes:
+    def kept(self, kept: Callable[[Record], bool], tear: Callable[[bytes], tuple[int, list[slice]]]) -> bytes:
         content = bytearray(self.synced)
         for record in self.since:
             if not kept(record):
@@ -111,11 +146,10 @@ class _File:
                 del content[record.offset :]
                 content.extend(bytes(record.offset - len(content)))
                 continue
-            data = record.data
-            if torn is not None and torn.random() < 0.2:
-                data = data[: torn.randrange(len(data) + 1)]
-            content.extend(bytes(max(0, record.offset - len(content))))
-            content[record.offset : record.offset + len(data)] = data
+            length, parts = tear(record.data)
+            content.extend(bytes(max(0, record.offset + length - len(content))))
+            for part in parts:
+                content[record.offset + part.start : record.offset + part.stop] = record.data[part]
         return bytes(content)
 
 
@@ -178,13 +212,15 @@ class Disk:
             case Kind.MARK:
                 pass
 
-    def write(self, place: Path, fate: Fate, draw: random.Random) -> None:
-        """Make at `place` what the disk may hold if power failed now."""
+    def write(self, place: Path, fate: str, draw: random.Random) -> None:
+        """Make at `place` what the disk may hold if power failed now; `fate` is one of `FATES`."""
 
         def keep(record: Record) -> bool:
-            return fate(record, draw)
+            return FATES[fate](record, draw)
 
-        torn = draw if fate in (FATES["some"], FATES["most"]) else None
+        def tear(data: bytes) -> tuple[int, list[slice]]:
+            return _TEARS.get(fate, _whole)(data, draw)
+
         pending: list[tuple[Path, _Directory]] = [(place, self._top)]
         written: dict[int, Path] = {}
         while pending:
@@ -197,7 +233,7 @@ class Disk:
                     (where / name).hardlink_to(written[id(item)])
                 else:
                     written[id(item)] = where / name
-                    (where / name).write_bytes(item.kept(keep, torn))
+                    (where / name).write_bytes(item.kept(keep, tear))
 
     def _rename(self, record: Record) -> None:
         source, old = self._parent(record.path)

@@ -1,4 +1,4 @@
-"""Power fails at every instant of a recorded life: what the disk may hold must be a table with all that was acknowledged.
+"""Power fails at an instant of a recorded life: what the disk may hold must be a table with all that was acknowledged.
 
 Owns `record_life` (a process with `recorder.c` below it) and `Outages` (states of the disk, and their judge). A trace is
 used only if playing all of it gives the very files that the process left.
@@ -13,14 +13,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from lance_memwal.errors import CorruptDataError, MemWalError
 from lance_memwal.table import open_table
-from tests.power.disk import FATES, Disk, Kind, Record, read_trace
+from tests.power.disk import REORDERED, Disk, Kind, Record, read_trace
 from tests.power.power_rows import PowerRows
 from tests.power.promises import Promises
 
@@ -81,13 +81,20 @@ class Outages:
         differ = _differences(self.root, self.place)
         assert not differ, f"the trace is not whole: {differ[:5]}"
 
-    def all(self, seed: int = 0) -> Iterator[Outage]:
-        """Every instant, with every fate."""
+    def instants(self) -> Iterator[int]:
+        """After every effect, as long as the table is there and ours: the number of records until then."""
         alone = False
         for count, record in enumerate(self.trace, 1):
             alone = _is_alone(record, before=alone)
             if alone and record.kind in _EFFECTS:
-                for fate in FATES:
+                yield count
+
+    def all(self, fates: Iterable[str], seeds: Iterable[int] = (0,)) -> Iterator[Outage]:
+        """Every instant, with each of these fates; those that draw do so once per seed."""
+        fates, seeds = list(fates), list(seeds)
+        for count in self.instants():
+            for fate in fates:
+                for seed in seeds if fate in REORDERED else seeds[:1]:
                     yield Outage(count, fate, seed)
 
     def promised(self) -> Iterator[Outage]:
@@ -153,7 +160,7 @@ class Outages:
         for record in self.trace[self._played : outage.records]:
             self._disk.play(record)
         self._played = outage.records
-        self._disk.write(self.place, FATES[outage.fate], random.Random(f"{outage.seed}/{outage.records}"))
+        self._disk.write(self.place, outage.fate, random.Random(f"{outage.seed}/{outage.records}"))
 
 
 def _is_alone(record: Record, *, before: bool) -> bool:

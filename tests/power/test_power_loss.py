@@ -1,9 +1,16 @@
-"""With `fsync` what was acknowledged survives power loss: at every instant of a life, whatever the disk kept of the rest."""
+"""With `fsync` what was acknowledged survives power loss, whatever the disk kept of the rest.
+
+Of a long life, and of all lives in CI, instants and fates are drawn. `make prove ARGS=tests/power` goes through every instant
+of a short life, with every fate that does not draw, and through a sample of those that do; it says how many states that were.
+Disks are played, so they are in memory.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,16 +18,26 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.errors import CorruptDataError
+from tests.harness.memory_disk import memory_directory
 from tests.harness.profile import scaled
 from tests.power.bugs import BUGS, ONLY_LANCE
+from tests.power.disk import FATES, REORDERED
 from tests.power.outage import Outage, Outages, record_life
 
 LIVES = scaled(ci=1, prove=8)
 TELLING = scaled(ci=35, prove=1_000)  # states right after an acknowledgement or a new manifest, with what was synced
 STATES = scaled(ci=30, prove=1_500)  # of all others
+DRAWS = scaled(ci=1, prove=40)  # of every fate that draws, at every instant of the short life
+REORDERINGS = 4_000  # of these
 SHORT = "stand_on_versions_of_lance"
 BROKEN = sorted(set(BUGS) - {"none"})
 FIRST_SEED = int(os.environ.get("SEED", "0"))
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with memory_directory() as directory:
+        yield directory
 
 
 def _first_broken(outages: Outages, states: list[Outage]) -> tuple[Outage, list[str]] | None:
@@ -31,7 +48,8 @@ def _states(outages: Outages, seed: int, count: int, others: int) -> list[Outage
     draw = random.Random(seed)
     telling = [*outages.promised(), *outages.named()]
     return sorted(
-        _some(draw, telling, count) + _some(draw, list(outages.all(seed)), others), key=lambda state: state.records
+        _some(draw, telling, count) + _some(draw, list(outages.all(FATES, [seed])), others),
+        key=lambda state: state.records,
     )
 
 
@@ -39,29 +57,71 @@ def _some(draw: random.Random, states: list[Outage], count: int) -> list[Outage]
     return draw.sample(states, min(count, len(states)))
 
 
-def test_what_is_kept_survives_on_a_version_that_lance_did_not_sync(tmp_path: Path) -> None:
-    outages = record_life(tmp_path, 1, story=SHORT)
-    assert _first_broken(outages, _states(outages, 1, 40, 15)) is None
+@pytest.mark.parametrize("seed", [0, 1], ids=["versions of ours", "versions of Lance"])
+def test_what_is_kept_survives_on_a_version_that_lance_did_not_sync(seed: int, place: Path) -> None:
+    outages = record_life(place, seed, story=SHORT)
+    assert _first_broken(outages, _states(outages, seed, 40, 40)) is None
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", [0, 1], ids=["versions of ours", "versions of Lance"])
+def test_a_short_life_survives_power_loss_at_every_instant(
+    seed: int, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outages = record_life(place, seed, story=SHORT)
+    settled = list(outages.all(fate for fate in FATES if fate not in REORDERED))
+    drawn = list(outages.all(REORDERED, range(FIRST_SEED, FIRST_SEED + DRAWS)))
+    reordered = _some(random.Random(FIRST_SEED), drawn, REORDERINGS)
+    with capsys.disabled():
+        print(
+            f"\n{len(list(outages.instants()))} instants, {len(FATES) - len(REORDERED)} fates each: {len(settled)} states; "
+            f"{len(reordered)} of {len(drawn)} reorderings [seed={FIRST_SEED}]"
+        )
+    states = sorted(settled + reordered, key=lambda state: state.records)
+    assert _first_broken(outages, states) is None
 
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + LIVES))
-def test_acknowledged_rows_survive_power_loss(seed: int, tmp_path: Path) -> None:
-    outages = record_life(tmp_path, seed)
+def test_acknowledged_rows_survive_power_loss(seed: int, place: Path) -> None:
+    outages = record_life(place, seed)
     assert _first_broken(outages, _states(outages, seed, TELLING, STATES)) is None
 
 
 @pytest.mark.parametrize("bug", BROKEN)
-def test_an_engine_that_forgets_to_sync_is_caught(bug: str, tmp_path: Path) -> None:
+def test_an_engine_that_forgets_to_sync_is_caught(bug: str, place: Path) -> None:
     seed = int(bug in ONLY_LANCE)
-    outages = record_life(tmp_path, seed, bug, story=SHORT)
+    outages = record_life(place, seed, bug, story=SHORT)
     assert _first_broken(outages, _states(outages, seed, 40, 40)) is not None
 
 
-def test_a_torn_version_says_what_to_do(tmp_path: Path) -> None:
+def _empty(_data: bytes) -> bytes:
+    return b""
+
+
+def _zeros(data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+def _without_its_message(data: bytes) -> bytes:
+    """Lance takes it for a version 0."""
+    (at,) = struct.unpack_from("<Q", data, len(data) - 16)
+    return data[:at] + bytes(len(data) - 16 - at) + data[-16:]
+
+
+def _without_a_part_of_its_indexes(data: bytes) -> bytes:
+    """Files of an index, of which we need to know nothing."""
+    at = data.index(b"bitmap_page_lookup.lance") + 24
+    return data[: at - 26] + bytes(26) + data[at:]
+
+
+@pytest.mark.parametrize("torn", [_empty, _zeros, _without_its_message, _without_a_part_of_its_indexes])
+def test_a_torn_version_says_what_to_do(torn: Callable[[bytes], bytes], tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
-    mw.create_table(uri, pa.schema([("id", pa.int64())]))
-    min((tmp_path / "t" / "_versions").glob("*.manifest")).write_bytes(b"")
-    with pytest.raises(CorruptDataError) as torn:
+    table = mw.create_table(uri, pa.table({"id": [1], "n": [1]}), primary_key="id")
+    table.create_index("n", index_type="BITMAP", name="by_n")
+    newest = min((tmp_path / "t" / "_versions").glob("*.manifest"))
+    newest.write_bytes(torn(newest.read_bytes()))
+    with pytest.raises(CorruptDataError) as error:
         mw.open_table(uri)
-    assert any("_versions" in note for note in torn.value.__notes__)
+    assert any("_versions" in note for note in error.value.__notes__)

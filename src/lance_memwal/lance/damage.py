@@ -54,6 +54,7 @@ def find_damage(location: Location, directory: str = "", *, manifest_path: str |
     try:
         data = location.store.get(manifest_path)
         manifest = parse_lance_manifest(data, path=manifest_path)
+        _check_version(manifest_path, manifest.version)
         _check_fragments(location, directory, manifest.fragments())
     except (CorruptDataError, UnsupportedFormatError) as error:
         return error
@@ -75,6 +76,12 @@ def _opens(location: Location, directory: str) -> bool:
     except (ValueError, OSError, NotImplementedError):
         return False
     return True
+
+
+def _check_version(manifest_path: str, version: int) -> None:
+    """A manifest that lost its message says that it is version 0, and Lance believes it."""
+    if parse_version_name(manifest_path.rpartition("/")[2]) not in (None, version):
+        raise CorruptDataError(f"a manifest says that it is version {version}", path=manifest_path)
 
 
 def _check_fragments(location: Location, directory: str, fragments: tuple[Fragment, ...]) -> None:

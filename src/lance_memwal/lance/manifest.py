@@ -70,6 +70,7 @@ FIELDS, FRAGMENTS, VERSION, SCHEMA_METADATA, INDEX_SECTION, TIMESTAMP = 1, 2, 3,
 READER_FLAGS, WRITER_FLAGS, MAX_FRAGMENT_ID, TRANSACTION_FILE = 9, 10, 11, 12
 NEXT_ROW_ID = 14
 WRITER_VERSION, DATA_FORMAT, TABLE_CONFIG, TRANSACTION_SECTION = 13, 15, 16, 23
+_INDEX_FILES = 10  # of the IndexMetadata message
 # Deletion files, stable row ids, the flag of old files of format 2, and table configuration.
 KNOWN_FLAGS = 1 | 2 | 4 | 8
 _STABLE_ROW_IDS = 2
@@ -472,6 +473,8 @@ def _index_entry(data: bytes) -> IndexEntry:
     if len(identity) != 16:
         raise CorruptDataError("index uuid does not have 16 bytes")
     details = wire.Message(message.data(6))
+    for file in message.all(_INDEX_FILES):  # which Lance needs, and refuses a damaged one
+        wire.Message(file).text(1)
     return IndexEntry(
         uuid=str(uuid.UUID(bytes=identity)),
         name=message.text(3),
