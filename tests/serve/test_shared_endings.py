@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal import crash_points
+from lance_memwal.serve.record import OwnerRecords
+from lance_memwal.write import life
 from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
 from tests.kit.interrupts import SignalInterrupter
-from tests.kit.writers import Running, in_thread
+from tests.kit.writers import SECONDS, Running, in_thread
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 
@@ -79,6 +82,60 @@ def test_a_close_beside_a_shard_that_is_taken_up_again_flushes_what_was_parked(t
     assert owner_records(table) == []
     assert not mw.open_table(table.uri).compact().in_log_only
     assert table.count_rows() == key
+
+
+def test_a_put_that_comes_to_a_shard_which_is_taken_up_beside_a_close_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entry was on its way while the close opened the parked shard once more, and flushed without it."""
+    table = new_table(tmp_path / "t", sharding=mw.Bucket("id", 8))
+    owner, client = table.writer(shared=True, max_open_shards=2), table.writer(shared=True)
+    owner.put([{"id": 0, "v": "first"}])
+    [shard] = owner.owned_shards
+    client.put([{"id": 0, "v": "by client"}])  # which knows the owner from now on
+    parked, key = run_once_at("park.before_stop", lambda: None), 1
+    while not parked:
+        owner.put([{"id": key, "v": "x"}])
+        key += 1
+    on_its_way, goes_on, begun = threading.Event(), threading.Event(), []
+
+    def held() -> None:
+        on_its_way.set()
+        goes_on.wait(SECONDS)
+
+    remove, park, replay = OwnerRecords.remove_below, mw.ShardWriter.park, life.replay
+
+    def beside_both(records: OwnerRecords, epoch: int) -> None:
+        if not begun:
+            run_once_at("wal.before_put", held)
+            begun.append(in_thread(lambda: client.put([{"id": 0, "v": "acknowledged"}])))
+            assert on_its_way.wait(SECONDS)
+            begun.append(in_thread(owner.close))
+            begun[1].wait(0.3)  # it waits for us
+        remove(records, epoch)
+
+    def parks(writer: mw.ShardWriter) -> Any:
+        if on_its_way.is_set():
+            goes_on.set()
+        return park(writer)
+
+    def replayed(*given: Any) -> Any:
+        done = replay(*given)
+        if on_its_way.is_set():
+            goes_on.set()
+            begun[0].wait(5)
+        return done
+
+    monkeypatch.setattr(OwnerRecords, "remove_below", beside_both)
+    monkeypatch.setattr(mw.ShardWriter, "park", parks)
+    monkeypatch.setattr(life, "replay", replayed)
+    with pytest.raises(mw.ClosedError):
+        owner.put([{"id": 0, "v": "second"}])
+    assert begun[0].result().written == 1
+    begun[1].result()
+    client.abort()
+    assert mw.open_table(table.uri).get(0) == {"id": 0, "v": "acknowledged"}
+    assert table.verify().ok
 
 
 def test_a_put_that_meets_a_shard_as_it_is_parked_goes_to_the_writer_that_takes_it_up(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.memtable import live
 from lance_memwal.upkeep.tails import flush_live
 from lance_memwal.write import life
@@ -20,7 +21,7 @@ from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
 from tests.kit.effort import cpu_seconds
 from tests.kit.tables import watched_table
-from tests.kit.writers import wait_for
+from tests.kit.writers import SECONDS, wait_for
 
 SCHEMA = pa.schema(
     [pa.field("tenant", pa.int32(), False), pa.field("id", pa.int64(), False), pa.field("v", pa.int64())]
@@ -152,6 +153,39 @@ def test_a_shard_that_is_parked_during_a_flush_is_flushed_all_the_same(
         writer.put([row(1, 1, 1)])
         writer.flush()
         assert len(found(table, consistency="flushed")) == 3
+
+
+def test_a_memtable_that_is_frozen_while_its_shard_is_parked_keeps_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its flush outlived the writer, and took what came later under the same epoch for its own."""
+    monkeypatch.setattr(life, "JOIN_SECONDS", 0.1)
+    table, drained, at_commit, goes_on = make(tmp_path), life.drain, threading.Event(), threading.Event()
+
+    def frozen_since(*given: Any) -> None:
+        drained(*given)
+        if not at_commit.is_set():
+            first.seal()
+            assert at_commit.wait(SECONDS)
+
+    commit = ShardManifestStore.commit_update
+
+    def slow(*given: Any, **options: Any) -> Any:
+        at_commit.set()
+        assert goes_on.wait(SECONDS)
+        return commit(*given, **options)
+
+    with table.writer(fsync=False, max_open_shards=1, compaction=None) as writer:
+        writer.put([row(1, 0, 0)])
+        [first] = writer.shard_writers.values()
+        monkeypatch.setattr(life, "drain", frozen_since)
+        monkeypatch.setattr(ShardManifestStore, "commit_update", slow)
+        writer.put([row(2, 0, 0)])
+        writer.put([row(1, 0, 1)])
+        goes_on.set()
+        assert writer.get((1, 0)) == row(1, 0, 1)
+    assert found(mw.open_table(table.uri)) == {(1, 0): 1, (2, 0): 0}
+    assert table.verify().ok
 
 
 def test_threads_write_many_shards_through_few_places(tmp_path: Path) -> None:

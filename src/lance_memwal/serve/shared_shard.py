@@ -406,9 +406,10 @@ class SharedShard:
             except BaseException:
                 self._way = None
                 office.forget(table.table_id, writer)
-                writer.abort()
-                if self._closed:
-                    self._parked = parked  # for whoever closes this
+                # Others may have written through it: only what was drained can be taken up again under its epoch.
+                self._parked = writer.park() if self._closed else None  # for whoever closes this
+                if self._parked is None:
+                    writer.abort()
                 raise
         finally:
             start.is_over = True

@@ -172,6 +172,8 @@ def park(shard: Shard, stop: Callable[[float], None]) -> Parked | None:
                 shard.seal()
             drain(shard, deadline, "it stays open")
             with shard.health.lock:
+                if shard.tables.frozen:  # since then: its flush may outlive this writer, and the epoch is used again
+                    return None
                 shard.health.park()
     except MemWalError:
         return None
