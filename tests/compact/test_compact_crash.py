@@ -7,22 +7,23 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from compact_child import COMPACT_POINTS, GC_POINTS, maintain
+from compact_child import maintain
 
+from tests.harness.deaths import KILLED
+from tests.harness.kill_points import COMPACT_POINTS_OF, GC_POINTS
 from tests.harness.processes import start
 from tests.harness.profile import scaled
 from tests.kit.compaction import Kept
 
-KILLED = -9
-KINDS = ("key", "merge", "append", "append_in_two")
+NOT_HERE = {"gc.before_orphan", "gc.before_rollup"}  # these lives leave nothing of the kind
 
 
 @pytest.mark.scaled
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMPACT_POINTS_OF)
 def test_killed_compactions_and_collections_lose_and_double_nothing(tmp_path: Path, kind: str) -> None:
     wanted = scaled(ci=15, prove=70)
-    points = [*COMPACT_POINTS[kind], *GC_POINTS]
+    points = [*COMPACT_POINTS_OF[kind], *(point for point in GC_POINTS if point not in NOT_HERE)]
     died_at: Counter[str] = Counter()
     draw = random.Random(7)
     kept, life = _table(tmp_path / "t0", kind, 0), 0

@@ -19,6 +19,57 @@ def appends_a_repeat_again(life: TableLife, pipe: Connection) -> None:
     live_table(life, pipe)
 
 
+def forgets_transactions_when_it_opens(life: TableLife, pipe: Connection) -> None:
+    """Who claims a shard knows of no transaction that was there before; it knows its own."""
+    from lance_memwal.log import wal
+    from lance_memwal.log.transactions import ShardTime, TransactionMap
+
+    wal.shard_transactions = lambda _manifests, _manifest, _positions, clock, **_: TransactionMap({}, ShardTime(clock))
+    live_table(life, pipe)
+
+
+def forgets_what_other_sinks_appended(life: TableLife, pipe: Connection) -> None:
+    """A sink that comes to a shard knows of no transaction that was there before; it knows its own."""
+    from lance_memwal.log.transactions import ShardTime, TransactionMap
+    from lance_memwal.write import once
+
+    def take(self: Any, claim: Any, tail: Any, entry: Any, footer: Any) -> None:
+        known = tail.transactions
+        tail.transactions = TransactionMap({}, known.time)
+        honest(self, claim, tail, entry, footer)
+        tail.transactions = known
+
+    honest = once.OnceAppender._take_footer
+    once.OnceAppender._take_footer = take  # type: ignore[method-assign]
+    once.read_transactions = lambda *given, **_: TransactionMap({}, ShardTime(given[3]))
+    live_table(life, pipe)
+
+
+def loses_races_against_nobody(life: TableLife, pipe: Connection) -> None:
+    """A compaction says that somebody else was faster, and nobody was."""
+    from lance_memwal.errors import ConflictError
+    from lance_memwal.table.table import Table
+
+    def compact(self: Any, **_: Any) -> Any:
+        raise ConflictError("somebody was faster")
+
+    Table.compact = compact  # type: ignore[method-assign]
+    live_table(life, pipe)
+
+
+def is_fenced_by_nobody(life: TableLife, pipe: Connection) -> None:
+    """A writer that all others sleep beside says that one of them has taken over."""
+    from lance_memwal.errors import FencedError
+    from lance_memwal.table_writer import TableWriter
+
+    def put(self: Any, *_: Any, **__: Any) -> Any:
+        raise FencedError(1, 2, "by nobody")
+
+    if not life.alone and life.ending == "linger":  # the last of a round
+        TableWriter.put = put  # type: ignore[method-assign]
+    live_table(life, pipe)
+
+
 def erases_what_an_update_leaves_out(life: TableLife, pipe: Connection) -> None:
     """Columns that a partial update does not give become null."""
     from lance_memwal.table_writer import TableWriter

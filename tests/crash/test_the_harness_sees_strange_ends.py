@@ -16,6 +16,7 @@ from tests.harness.crash import run_crashes, run_takeovers
 from tests.harness.crash_report import CrashFailure, CrashReport
 from tests.harness.deaths import NEVER, Actor, Death, watch
 from tests.harness.processes import start
+from tests.harness.profile import profile
 from tests.harness.table_plan import TableLife
 from tests.harness.table_record import TableRecord
 
@@ -49,11 +50,10 @@ def dies(pipe: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def talks_beside(pipe: Connection) -> None:
-    for _ in range(40):
+def talks_until_it_is_killed(pipe: Connection) -> None:
+    while True:
         pipe.send(("opened", 0.1))
         time.sleep(0.1)
-    pipe.send(("done",))
 
 
 def says_nothing(pipe: Connection) -> None:
@@ -98,10 +98,16 @@ def test_a_planned_kill_and_a_life_to_its_end_are_well() -> None:
     assert (report.lives, report.kills) == (1, 1)
 
 
+@pytest.mark.timeout(20)
 def test_a_silent_process_is_told_although_another_one_talks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deaths, "DEADLINE_SECONDS", 0.5)
     with pytest.raises(CrashFailure, match="nothing was heard of a process"):
-        watched(Actor(start(talks_beside), lingers=False), Actor(start(says_nothing), lingers=False))
+        watched(Actor(start(talks_until_it_is_killed), lingers=False), Actor(start(says_nothing), lingers=False))
+
+
+@pytest.mark.skipif(profile() != "ci", reason="the proofs have other limits")
+def test_a_silent_process_shows_its_stack_before_its_test_runs_out_of_time(pytestconfig: pytest.Config) -> None:
+    assert float(pytestconfig.getini("timeout")) > deaths.DEADLINE_SECONDS + 30
 
 
 @pytest.mark.parametrize("run", [run_crashes, run_takeovers])

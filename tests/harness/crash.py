@@ -8,7 +8,7 @@ shard      one shard writer has a shard to itself, and the files are audited aft
 table      whole tables: every feature, one or more processes at once (`table_crash`)
 takeover   processes are stopped in the middle of anything, others take over, and they go on (`takeovers`)
 
-Invariants that it checks: I1 to I12 of the reliability contract. A broken one is printed with the command that repeats it.
+It checks I1 to I12 of `docs/reliability.md`. A broken one is printed with the command that repeats it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _main(count: int, seed: int, only: str | None, *, takeovers: bool, goes_on: 
                 if not goes_on:
                     return 1
                 newest += 1
-    print(f"seeds {seed} to {newest - 1}, {failures} broken\n{report}", flush=True)
+    print(f"seeds {seed} to {newest - 1}, {failures} broken\n{report}\n{report.missed()}", flush=True)
     return 1 if failures else 0
 
 

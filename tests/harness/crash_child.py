@@ -2,7 +2,7 @@
 
 Owns `ShardLife` (what to do, drawn by the parent) and `live` (doing it). Messages go through a pipe in the order in which
 things happened; what was sent before the kill arrives. Tags: opened, rows, issued, returned, draining, drained, closing,
-closed, done, failed.
+closed, done, failed, and those of `obey_points`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import pyarrow as pa
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.table import open_table
 from tests.harness.crash_tables import TableKind
-from tests.harness.kill_points import kill_at
+from tests.harness.kill_points import obey_points
 from tests.harness.oracle import Write
+from tests.harness.same_rows import require_same
 from tests.harness.shard_rows import merged_rows
 from tests.harness.voice import Voice
 
@@ -63,8 +64,7 @@ def live(life: ShardLife, pipe: Connection) -> None:
     voice = Voice(pipe)
     faulthandler.register(signal.SIGUSR1)  # where is it, if it is silent?
     try:
-        if life.kill_at is not None:
-            kill_at(*life.kill_at)
+        obey_points(voice.say, kill_at=life.kill_at)
         writer = _open(life, voice)
         _write_all(writer, life, voice)
         _end(writer, life, voice)
@@ -109,22 +109,10 @@ def _show(writer: ShardWriter, life: ShardLife, voice: Voice) -> None:
 def all_rows(writer: ShardWriter, kind: TableKind, uri: str) -> pa.Table:
     """The rows of the shard by the slow reader; an error if the engine's scan or lookup shows anything else (I7)."""
     rows = merged_rows(writer, uri)
-    _require_same("scan", writer.lsm_scan().to_table(), rows)
+    require_same("scan", writer.lsm_scan().to_table(), rows)
     if kind.has_key:
-        _require_same("lookup", writer.lookup(kind.keys_of(range(KEYS))), rows)
+        require_same("lookup", writer.lookup(kind.keys_of(range(KEYS))), rows)
     return rows
-
-
-def _require_same(what: str, fast: pa.Table, slow: pa.Table) -> None:
-    shown, held = _sorted(fast), _sorted(slow)
-    if shown != held:
-        only_shown, only_held = set(shown) - set(held), set(held) - set(shown)
-        raise AssertionError(f"I7: the {what} shows {only_shown}, the tiers hold {only_held}")
-
-
-def _sorted(table: pa.Table) -> list[tuple[Any, ...]]:
-    names = sorted(table.schema.names)
-    return sorted((tuple(row[name] for name in names) for row in table.to_pylist()), key=repr)
 
 
 def _write_all(writer: ShardWriter, life: ShardLife, voice: Voice) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tests.harness.kill_points import POINTS
+
 __all__ = ["CrashFailure", "CrashReport"]
 
 
@@ -26,6 +28,7 @@ class CrashReport:
     writes: int = 0
     opens: int = 0
     killed_at: Counter[str] = field(default_factory=Counter)
+    reached: set[str] = field(default_factory=set)
     kinds: Counter[str] = field(default_factory=Counter)
     recovery_seconds: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -34,6 +37,12 @@ class CrashReport:
         """Seconds within which `percent` of the opens returned."""
         ordered = sorted(self.recovery_seconds) or [0.0]
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+    def missed(self) -> str:
+        """The named points that no process came to, and those that processes passed and never died or stopped at."""
+        unseen = [point for point in POINTS if point not in self.reached]
+        passed = [point for point in POINTS if point in self.reached and point not in self.killed_at]
+        return f"points never reached: {', '.join(unseen) or 'none'}\npoints only passed: {', '.join(passed) or 'none'}"
 
     def __str__(self) -> str:
         places = ", ".join(f"{name} {count}" for name, count in sorted(self.killed_at.items()))

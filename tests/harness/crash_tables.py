@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tests.harness.oracle import Row
 
-__all__ = ["KINDS", "TableKind"]
+__all__ = ["KINDS", "TableKind", "region_of"]
 
 _KEY: Final = "lance-schema:unenforced-primary-key"
 
@@ -70,7 +70,7 @@ class TableKind:
 
     def _key_columns(self, keys: Sequence[int]) -> dict[str, list[Any]]:
         if self.name == "composite":
-            return {"region": [_region(key) for key in keys], "id": list(keys)}
+            return {"region": [region_of(key) for key in keys], "id": list(keys)}
         return {"id": list(keys)}
 
     def _keys(self, table: pa.Table) -> Iterable[int]:
@@ -79,10 +79,11 @@ class TableKind:
             return keys
         regions = table.column("region").to_pylist()
         # A row whose two key columns do not belong together is nobody's: an impossible key makes it a phantom.
-        return [key if region == _region(key) else -1 for key, region in zip(keys, regions, strict=True)]
+        return [key if region == region_of(key) else -1 for key, region in zip(keys, regions, strict=True)]
 
 
-def _region(key: int) -> str:
+def region_of(key: int) -> str:
+    """The other half of a composite key."""
     return f"region-{key % 3}"
 
 

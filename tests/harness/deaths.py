@@ -22,11 +22,16 @@ from typing import Any, Final
 
 from tests.harness.crash_report import CrashReport
 from tests.harness.processes import Child
+from tests.harness.profile import scaled
 
 __all__ = ["DEADLINE_SECONDS", "KILLED", "NEVER", "Actor", "Death", "Ends", "bury", "watch"]
 
 KILLED: Final = -9
-DEADLINE_SECONDS: Final = 240.0  # on a machine that does many other things, too
+_PATIENT_SECONDS: Final = 240.0  # on a machine that does many other things, too
+_TESTED_SECONDS: Final = 80.0  # before pytest ends the test, so that the stack of a silent process is seen
+DEADLINE_SECONDS: Final = scaled(
+    ci=_TESTED_SECONDS if "PYTEST_VERSION" in os.environ else _PATIENT_SECONDS, prove=_PATIENT_SECONDS
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class Actor:
 
     def note(self, message: tuple[Any, ...]) -> None:
         """Take note of what concerns its end."""
-        if message[0] == "dies":
+        if message[0] in ("dies", "stops"):
             self.place = message[1]
         self.done = self.done or message[0] == "done"
 

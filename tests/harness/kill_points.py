@@ -2,7 +2,7 @@
 
 Owns the list of points and the handlers for `lance_memwal.crash_points`. A handler counts how often its point is reached and acts
 the n-th time: the process kills itself (nothing is flushed, no handler runs, as in a real crash) or stops itself
-(every thread, until it is continued).
+(every thread, until it is continued). `obey_points` also tells which points a process comes to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from lance_memwal import crash_points
 
@@ -19,6 +19,7 @@ __all__ = [
     "ANY_POINT",
     "BULK_POINTS",
     "COMPACT_POINTS",
+    "COMPACT_POINTS_OF",
     "FLUSH_POINTS",
     "GC_POINTS",
     "KEYED_FLUSH_POINTS",
@@ -30,9 +31,11 @@ __all__ = [
     "SERVE_POINTS",
     "act_at",
     "kill_at",
+    "obey_points",
     "stop_at",
 ]
 
+Handler: TypeAlias = Callable[[str], None]
 OPEN_POINTS: Final = ("open.after_claim", "open.after_sentinel", "replay.before_insert")
 PUT_POINTS: Final = ("wal.before_put", "wal.after_put", "put.before_ack")
 FLUSH_POINTS: Final = (
@@ -46,18 +49,42 @@ KEYED_FLUSH_POINTS: Final = ("flush.before_sidecar",)
 ROLL_UP_POINTS: Final = ("rollup.before_put", "rollup.after_put")
 BULK_POINTS: Final = ("bulk.before_mark", "bulk.before_commit", "bulk.after_commit")
 RESOLVE_POINTS: Final = ("resolve.before_insert",)
-COMPACT_POINTS: Final = (
-    "compact.chosen",
-    "compact.before_delete",
-    "compact.after_delete",
-    "compact.before_upsert",
-    "compact.after_fragments",
-    "compact.before_manifest",
-    "compact.between_commits",
-    "compact.after_commit",
-    "compact.before_trim",
-    "compact.after_trim",
-)
+COMPACT_POINTS_OF: Final = {
+    "key": (
+        "compact.chosen",
+        "compact.after_fragments",
+        "compact.before_manifest",
+        "compact.after_commit",
+        "compact.before_trim",
+        "compact.after_trim",
+    ),
+    "merge": (
+        "compact.chosen",
+        "compact.before_delete",
+        "compact.after_delete",
+        "compact.before_upsert",
+        "compact.after_commit",
+        "compact.before_trim",
+        "compact.after_trim",
+    ),
+    "append": (
+        "compact.chosen",
+        "compact.after_fragments",
+        "compact.before_manifest",
+        "compact.after_commit",
+        "compact.before_trim",
+        "compact.after_trim",
+    ),
+    "append_in_two": (
+        "compact.chosen",
+        "compact.after_fragments",
+        "compact.between_commits",
+        "compact.after_commit",
+        "compact.before_trim",
+    ),
+}
+"""By the way in which a compaction commits: fragments of a table with a key, Lance's own merge, appends in one commit or two."""
+COMPACT_POINTS: Final = tuple(dict.fromkeys(point for points in COMPACT_POINTS_OF.values() for point in points))
 ONCE_POINTS: Final = (
     "once.before_look",
     "once.before_put",
@@ -104,11 +131,11 @@ POINTS: Final = (
 
 def act_at(point: str, count: int, action: Callable[[], None]) -> None:
     """Run `action` in whichever thread reaches `point` for the `count`-th time from now on."""
-    _act_at(point, count, lambda _: action())
+    crash_points.install(_counted(point, count, lambda _: action()))
 
 
-def _act_at(point: str, count: int, action: Callable[[str], None]) -> None:
-    """As `act_at`; the action is told which point was reached."""
+def _counted(point: str, count: int, action: Callable[[str], None]) -> Handler:
+    """A handler that acts the `count`-th time; the action is told which point was reached."""
     if point not in (*POINTS, ANY_POINT):
         raise ValueError(f"{point!r} is no point of the engine; known: {', '.join(POINTS)}")
     if count < 1:
@@ -126,18 +153,21 @@ def _act_at(point: str, count: int, action: Callable[[str], None]) -> None:
         if due:
             action(reached)
 
-    crash_points.install(handler)
+    return handler
 
 
-def kill_at(point: str, count: int = 1, *, before: Callable[[str], None] | None = None) -> None:
-    """Let this process die by SIGKILL when it reaches `point` for the `count`-th time; `before` runs right before."""
+def kill_at(point: str, count: int = 1) -> None:
+    """Let this process die by SIGKILL when it reaches `point` for the `count`-th time."""
+    act_at(point, count, _die)
 
-    def kill(reached: str) -> None:
-        if before is not None:
-            before(reached)
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    _act_at(point, count, kill)
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    # Sent to this thread, so that it takes no further step; a signal to the process may stop another one first.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def stop_at(point: str, count: int = 1, *, before: Callable[[], None] | None = None) -> None:
@@ -146,7 +176,37 @@ def stop_at(point: str, count: int = 1, *, before: Callable[[], None] | None = N
     def stop() -> None:
         if before is not None:
             before()
-        # Sent to this thread, so that it takes no further step; a signal to the process may stop another one first.
-        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        _stop()
 
     act_at(point, count, stop)
+
+
+def obey_points(
+    say: Callable[..., None], *, kill_at: tuple[str, int] | None = None, stop_at: tuple[str, int] | None = None
+) -> None:
+    """Let this process say which points it comes to, each once ("reached"), and die or stop where it is told to.
+
+    Right before it says where it "dies" or "stops".
+    """
+    reached: set[str] = set()
+
+    def note(point: str) -> None:
+        if point not in reached:
+            reached.add(point)
+            say("reached", point)
+
+    def end(point: str) -> None:
+        say("dies", point)
+        _die()
+
+    def stop(point: str) -> None:
+        say("stops", point)
+        _stop()
+
+    handlers = [note, *(_counted(*at, action) for at, action in ((kill_at, end), (stop_at, stop)) if at is not None)]
+
+    def handle(point: str) -> None:
+        for handler in handlers:
+            handler(point)
+
+    crash_points.install(handle)

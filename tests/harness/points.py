@@ -15,7 +15,7 @@ __all__ = ["run_once_at"]
 def run_once_at(point: str, action: Callable[[], object]) -> list[str]:
     """Let `action` happen when `point` is reached for the first time; the list tells whether it was.
 
-    Whoever calls this removes the handler afterwards (`hooks.install(None)`).
+    Whoever calls this removes the handler afterwards (`crash_points.install(None)`).
     """
     happened: list[str] = []
 

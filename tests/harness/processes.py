@@ -12,13 +12,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Child", "start"]
 
 _PRELOAD = "tests.harness.fork_server"
 _STOPPED = "T"
+_ENDED = frozenset("XZ")
 
 
 class Child:
@@ -67,9 +70,11 @@ class Child:
         os.kill(self.pid, signal.SIGCONT)
 
     def wait_until_stopped(self, timeout_seconds: float) -> None:
-        """Return once every thread of the child stands still."""
+        """Return once every thread of the child stands still; `ProcessLookupError` if it has ended."""
         deadline = time.monotonic() + timeout_seconds
-        while _state(self.pid) != _STOPPED:
+        while (states := _states(self.pid)) != {_STOPPED}:
+            if states <= _ENDED:
+                raise ProcessLookupError(f"child {self.pid} has ended")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"child {self.pid} did not stop within {timeout_seconds} seconds")
             time.sleep(0.001)
@@ -94,6 +99,10 @@ def _run(target: Callable[..., None], arguments: tuple[Any, ...], pipe: Connecti
     target(*arguments, pipe)
 
 
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()[0]
+def _states(pid: int) -> set[str]:
+    """The states of all its threads; none of a process that is gone."""
+    states = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # this thread has just ended
+            states.add(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0])
+    return states

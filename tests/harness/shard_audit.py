@@ -1,10 +1,9 @@
 """What a shard's files must look like at any instant, whoever was killed when.
 
-Owns `audit_shard`. It reads storage only and judges the bytes by the format's rules, not by the engine's own checks:
+Owns `ShardAudit`. It reads storage only and judges the bytes by the format's rules, not by the engine's own checks:
 
 I3   positions have no hole (nothing here collects), and every entry can be read
-I9   versions have no hole; epochs never fall; each epoch has at most one sentinel; an epoch's rows lie behind its own
-     sentinel and before every later one (the sentinel of a claimer that slept may come late: it is no row)
+I9   versions have no hole; epochs of the manifest never fall, and those of the log follow `epoch_faults`
 I10  listed generations are contiguous up to `current_generation`; every SSTable is whole: dataset, rows, sidecar, filter;
      the cursor covers every entry of a published generation and none of a later one
 """
@@ -23,6 +22,7 @@ from lance_memwal.log.tailer import WalTailer
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import ShardManifest, SsTable, WalEntry
+from tests.harness.log_rules import epoch_faults
 from tests.harness.oracle import Broken
 
 __all__ = ["ShardAudit"]
@@ -109,17 +109,9 @@ def _log_faults(entries: Sequence[WalEntry]) -> Iterator[Broken]:
     positions = [entry.position for entry in entries]
     if positions != list(range(1, len(positions) + 1)):
         yield Broken("I3", f"WAL positions have a hole: {positions}")
-    epoch, generation = 1, 1
-    sentinels: set[int] = set()
+    yield from (Broken("I9", what) for what in epoch_faults(entries))
+    generation = 1
     for entry in entries:
-        if entry.writer_epoch < epoch and not entry.is_sentinel:
-            yield Broken("I9", f"position {entry.position}: epoch {entry.writer_epoch} behind epoch {epoch}")
-        if entry.is_sentinel and entry.writer_epoch in sentinels:
-            yield Broken("I9", f"position {entry.position}: a second sentinel of epoch {entry.writer_epoch}")
-        if not entry.is_sentinel and entry.writer_epoch > 1 and entry.writer_epoch not in sentinels:
-            yield Broken("I9", f"position {entry.position}: epoch {entry.writer_epoch} wrote before its sentinel")
-        sentinels |= {entry.writer_epoch} if entry.is_sentinel else set()
-        epoch = max(epoch, entry.writer_epoch)
         if entry.generation is not None:
             if entry.generation < generation:
                 yield Broken("I10", f"position {entry.position}: generation {entry.generation} behind {generation}")

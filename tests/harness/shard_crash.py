@@ -25,6 +25,7 @@ from tests.harness.deaths import NEVER, Actor, Death, Ends, watch
 from tests.harness.kill_points import COMPACT_POINTS, FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
 from tests.harness.oracle import Broken, Oracle
 from tests.harness.processes import start
+from tests.harness.settings import draw_settings
 from tests.harness.shard_audit import ShardAudit
 from tests.harness.shard_rows import peer_rows, stored_rows
 
@@ -78,6 +79,8 @@ class ShardLives:
     def _hear(self, message: tuple[Any, ...]) -> None:
         if message[0] == "returned":
             self._report.writes += 1
+        elif message[0] == "reached":
+            self._report.reached.add(message[1])
         elif message[0] == "opened":
             self._report.opens += 1
             self._report.recovery_seconds.append(message[1])
@@ -142,19 +145,9 @@ def _draw_point(draw: random.Random, compacts: bool) -> tuple[str, int] | None:
 
 
 def _draw_settings(draw: random.Random) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "durable_write": draw.random() < 0.65,
-        "fsync": draw.random() < 0.15,
-        "max_memtable_rows": draw.choice((8, 25, 80, 1_000)),
-        "max_memtable_batches": draw.choice((4, 8, 20, 1_000)),
-        "max_wal_flush_interval_ms": draw.choice((1, 5, 20)),
-        "max_wal_buffer_size": draw.choice((0, 400, 4_000)),
-        "enable_memtable": draw.random() >= 0.08,
-    }
+    settings = draw_settings(draw) | {"enable_memtable": draw.random() >= 0.08}
     if settings["enable_memtable"] and draw.random() < 0.1:
         settings["max_entry_bytes"] = draw.choice((120, 300))  # the larger writes become generations of their own
-    if draw.random() < 0.1:
-        settings["max_unflushed_memtable_bytes"] = 3_000
     return settings
 
 
@@ -173,7 +166,7 @@ def _tell(oracle: Oracle, message: tuple[Any, ...], fail: Callable[[str], None])
             return oracle.check(rows)
         case ("failed", text):
             fail(text)
-        case ("opened" | "done", *_):
+        case ("opened" | "done" | "reached" | "dies", *_):
             pass
         case _:
             fail(f"a process said {message[0]!r}, which nobody knows")

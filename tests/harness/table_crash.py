@@ -1,8 +1,8 @@
 """Lives over whole tables, of one process or several at once, that are killed anywhere.
 
 Owns `TableLives`: it draws what kind of table a number is, and for every life its settings, its writes, and where it ends. The
-next life shows what is left before it goes on, and makes transactions again of which nobody knows whether they landed. After
-a few lives the table must still do everything: see `finish_table`.
+next life shows what is left before it goes on, and makes transactions again: all of which nobody knows whether they landed, and
+some that are known to be there. After a few lives the table must still do everything: see `finish_table`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from tests.harness.crash_report import CrashReport
 from tests.harness.deaths import DEADLINE_SECONDS, NEVER, Actor, Death, Ends, watch
 from tests.harness.kill_points import ANY_POINT, POINTS
 from tests.harness.processes import start
+from tests.harness.settings import draw_settings
 from tests.harness.table_finish import finish_table
 from tests.harness.table_life import live_table
 from tests.harness.table_looks import CONSUMER
-from tests.harness.table_plan import TableLife
+from tests.harness.table_plan import Repeat, TableLife
 from tests.harness.table_record import TableRecord
 from tests.harness.table_shapes import SHAPES, Shape
 
 __all__ = ["LIVES_PER_TABLE", "SINK_SHAPES", "DrawnTable", "TableLives"]
 
 LIVES_PER_TABLE: Final = 16
+_KNOWN_REPEATED: Final = 2
 _MODES: Final = ("own", "own", "own", "own", "retake", "sink", "upkeep")
 _SHARED_MODES: Final = ("shared", "shared", "shared", "upkeep")
 _SHARED_TABLES: Final = (
@@ -77,7 +79,7 @@ class DrawnTable:
             "ending": draw.choice(("linger", "linger", "close", "abort")),
         }
         life = TableLife(**(drawn | given))
-        self.number = max(self.number, life.first_number + life.threads * (life.writes + 1))
+        self.number = max(self.number, life.own_numbers + life.threads * (life.writes + 1))
         self.report.kinds[f"{life.mode} {self.shape.name}"] += 1
         return life
 
@@ -85,6 +87,21 @@ class DrawnTable:
         """A name for a life that no other has."""
         self.lives += 1
         return self.lives
+
+    def repeats(self, *, sink: bool = False, known: int = _KNOWN_REPEATED) -> tuple[Repeat, ...]:
+        """Transactions that the next life makes again: all unknown ones, and `known` of those that are there."""
+        listed = self.record.repeats(sink=sink)
+        unknown = [repeat for repeat in listed if self.record.is_unknown(repeat.attempt)]
+        rest = [repeat for repeat in listed if repeat not in unknown]
+        return (*unknown, *self.draw.sample(rest, min(known, len(rest))))
+
+    def look(self, mode: str = "own") -> None:
+        """Processes that show what is there, make transactions again, and do nothing else; `mode` is that of their writer."""
+        repeats = {mode: self.repeats(), "sink": self.repeats(sink=True)}
+        lives = [self.life(mode, writes=0, repeats=given, ending="close") for mode, given in repeats.items() if given]
+        for life in lives or [self.life("upkeep", writes=0, ending="close")]:
+            self.record.context = f"a look, life={life}"
+            self.watch(self.begin(life))
 
     def begin(self, life: TableLife, death: Death = NEVER, target: Callable[..., None] | None = None) -> Actor:
         """A process that lives `life`; it does not outlive a broken promise."""
@@ -139,6 +156,7 @@ class TableLives:
             if self._table.report.kills >= until:
                 break
             self._live_once()
+        self._table.look("shared" if self._modes is _SHARED_MODES else "own")
         self._table.finish()
 
     def _live_once(self) -> None:
@@ -146,10 +164,8 @@ class TableLives:
         mode = draw.choice(self._modes)
         if mode == "sink" and table.shape.name not in SINK_SHAPES:
             mode = "own"
-        retries = tuple(table.record.retries.values()) if mode in ("own", "retake", "shared") else ()
-        table.record.retries.clear()
-        lives = [table.life(mode, kill_at=_draw_point(draw), retries=retries)]
-        table.record.retries.update({(retry.app, retry.number): retry for retry in retries})
+        repeats = () if mode == "upkeep" else table.repeats(sink=mode == "sink")
+        lives = [table.life(mode, kill_at=_draw_point(draw), repeats=repeats)]
         if mode in ("shared", "sink") and draw.random() < 0.6:
             lives = self._together(lives[0])
         table.record.context = f"lives={lives}"
@@ -159,10 +175,12 @@ class TableLives:
         """Two processes at once: they share the table, or are attempts of the same task. The second is not killed early."""
         table = self._table
         if first.mode == "sink":
-            twin = replace(first, twin=first.name)
-            return [twin, replace(twin, name=table.next_name(), kill_at=None, shows=False, consumes=False)]
-        second = table.life("shared", part=1, parts=2, shows=False, consumes=False, ending="close")
-        return [replace(first, part=0, parts=2), second]
+            twin = replace(first, twin=first.name, alone=False)
+            after = {"first_number": first.own_numbers, "repeats": (), "shows": False, "consumes": False}
+            return [twin, replace(twin, name=table.next_name(), kill_at=None, **after)]
+        common: dict[str, Any] = {"parts": 2, "alone": False}
+        second = table.life("shared", part=1, shows=False, consumes=False, ending="close", **common)
+        return [replace(first, part=0, **common), second]
 
     def _run_together(self, lives: list[TableLife]) -> None:
         table = self._table
@@ -171,7 +189,9 @@ class TableLives:
         for life in lives:
             death = _ENDS.draw(table.draw, life.kill_at, life.ending) if life is lives[0] else NEVER
             actors.append(table.begin(life if life.shows else replace(life, settled=settled), death))
-            if life is not lives[-1] and self._wait_until_open(actors[-1]):
+            if life is not lives[-1]:
+                if not self._wait_until_open(actors[-1]):
+                    break  # nobody knows what became of its repeats, so that nobody may write over them
                 settled = table.record.settled()
         table.watch(*actors)
 
@@ -201,18 +221,9 @@ def _draw_point(draw: random.Random) -> tuple[str, int] | None:
 
 
 def _draw_settings(draw: random.Random, mode: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "durable_write": mode in ("shared", "retake") or draw.random() < 0.7,
-        "fsync": draw.random() < 0.1,
-        "max_memtable_rows": draw.choice((1, 8, 25, 80, 1_000)),
-        "max_memtable_batches": draw.choice((4, 8, 20, 1_000)),
-        "max_wal_flush_interval_ms": draw.choice((1, 5, 20)),
-        "max_wal_buffer_size": draw.choice((0, 400, 4_000)),
-    }
+    settings = draw_settings(draw, durable=mode in ("shared", "retake"))
     if draw.random() < 0.25:
         settings["max_entry_bytes"] = draw.choice((600, 3_000))  # the larger writes become generations of their own
-    if draw.random() < 0.1:
-        settings["max_unflushed_memtable_bytes"] = 4_000
     if mode != "sink" and draw.random() < 0.3:
         settings["max_open_shards"] = draw.choice((1, 3))
     if draw.random() < 0.2:

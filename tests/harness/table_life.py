@@ -15,7 +15,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -27,7 +28,7 @@ import lance_memwal as mw
 from lance_memwal.types import Transaction
 from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
-from tests.harness.kill_points import kill_at, stop_at
+from tests.harness.kill_points import obey_points
 from tests.harness.oracle import Write
 from tests.harness.table_looks import (
     check_checkpoints,
@@ -38,7 +39,7 @@ from tests.harness.table_looks import (
     show,
     shown_by_key,
 )
-from tests.harness.table_plan import Retry, TableLife
+from tests.harness.table_plan import STREAM, Attempt, Repeat, TableLife
 from tests.harness.table_shapes import KEYS, Shown, added_name
 from tests.harness.voice import Voice, tell_failure
 
@@ -55,10 +56,7 @@ def live_table(life: TableLife, pipe: Connection) -> None:
     voice = Voice(pipe)
     faulthandler.register(signal.SIGUSR1)  # where is it, if it is silent?
     try:
-        if life.kill_at is not None:
-            kill_at(*life.kill_at, before=lambda point: voice.say("dies", point))
-        if life.stop_at is not None:
-            stop_at(*life.stop_at, before=lambda: voice.say("stops"))
+        obey_points(voice.say, kill_at=life.kill_at, stop_at=life.stop_at)
         _Body(life, voice).run()
         voice.say("done")
     except BaseException:
@@ -92,9 +90,9 @@ class _Body:
         elif life.mode != "upkeep":
             on_fenced: Any = "retake" if life.mode == "retake" else "raise"
             self.writer = self.table.writer(shared=life.mode == "shared", on_fenced=on_fenced, **dict(life.settings))
-        if life.retries:
-            for retry in life.retries:
-                _Scribe(self, 0).retry(retry)
+        if life.repeats:
+            for repeat, number in zip(life.repeats, range(life.first_number, life.own_numbers), strict=True):
+                _Scribe(self, 0).repeat(repeat, number)
             self.state = show(self.table, life, voice)  # they are of any thread's keys
         if life.shows:
             voice.say("opened", time.monotonic() - started)
@@ -154,12 +152,13 @@ class _Scribe:
         own = self._own if self._shape.has_key else body.state
         self._state: dict[int, Shown | None] = {key: body.state.get(key) for key in own}
         self._loose: set[int] = set()  # keys whose last write promised nothing yet
+        self._dropped: set[str] = set()  # checkpoints
 
     def run(self) -> None:
         """All that this thread does."""
         try:
             for count in range(self._life.writes):
-                number = self._life.first_number + count * self._life.threads + self._thread
+                number = self._life.own_numbers + count * self._life.threads + self._thread
                 self._step(number)
         except mw.FencedError:
             if not self._life.may_be_fenced:
@@ -235,33 +234,55 @@ class _Scribe:
         self._write(number, left, lambda: self._writer.put(self._rows(keys, number), missing="null"), durable=False)
 
     def _put_txn(self, number: int) -> None:
-        app, keys = f"app-{self._life.name}-{self._thread}", self._keys(number)
-        self._voice.say("transaction", Retry(app, number, tuple(keys)))
-        left = dict.fromkeys(keys, self._whole(number))
+        attempt = self._attempt(f"app-{self._life.name}-{self._thread}", number, self._keys(number))
+        self._transact(attempt)
+        if self._draw.random() < 0.3:
+            self._judge(attempt, self._put_once(attempt), frozenset(attempt.keys))
 
-        def put() -> Any:
-            return self._writer.put(self._rows(keys, number), txn=(app, number), missing="null")
+    def repeat(self, repeat: Repeat, number: int) -> None:
+        """Make a transaction again, with rows that say `number`: a shard that has it keeps what it has."""
+        attempt = replace(repeat.attempt, number=number)
+        self._judge(attempt, self._transact(attempt, repeat.held), repeat.held)
 
-        self._write(number, left, put, durable=True)
-        self._voice.say("transacted", app, number)
-        if self._draw.random() < 0.3 and not put().skipped:
-            raise AssertionError(f"I5: the transaction {app}, {number} was written a second time")
+    def _attempt(self, app: str, number: int, keys: Sequence[int]) -> Attempt:
+        routed = self._shape.shards_of(self._body.sharding, keys)
+        return Attempt(app, number, number, {shard: tuple(part) for shard, part in routed.items()})
 
-    def retry(self, retry: Retry) -> None:
-        """Make a transaction again; a shard that has it keeps it."""
-        left: dict[int, Shown | None] = {}
-        for key in retry.keys:
-            there = self._body.state.get(key)
-            left[key] = there if there is not None and there.number == retry.number else self._whole(retry.number)
-        self._write(
-            retry.number,
-            left,
-            lambda: self._writer.put(
-                self._rows(retry.keys, retry.number), txn=(retry.app, retry.number), missing="null"
-            ),
-            durable=True,
-        )
-        self._voice.say("transacted", retry.app, retry.number)
+    def _transact(self, attempt: Attempt, held: frozenset[str] = frozenset()) -> Mapping[str, bool]:
+        """Try it; which shards skipped it. Those that have it (`held`) must not write anything."""
+        self._voice.say("tries", attempt)
+        taking = [key for shard, keys in attempt.keys.items() if shard not in held for key in keys]
+        left: dict[int, Shown | None] = dict.fromkeys(taking, self._whole(attempt.number))
+        once = self._append_once if attempt.app == STREAM else self._put_once
+        skipped: Mapping[str, bool] = self._write(attempt.number, left, lambda: once(attempt), durable=True)
+        self._voice.say("transacted", attempt)
+        return skipped
+
+    def _put_once(self, attempt: Attempt) -> Mapping[str, bool]:
+        keys = [key for part in attempt.keys.values() for key in part]
+        rows, txn = self._rows(keys, attempt.number), (attempt.app, attempt.version)
+        done = self._writer.put(rows, txn=txn, missing="null")
+        return {shard: result.skipped for shard, result in done.items()}
+
+    def _append_once(self, attempt: Attempt) -> Mapping[str, bool]:
+        """The rows, once in every shard that has some, as tasks of a stream append them."""
+        sink, skipped = self._body.sink, {}
+        assert sink is not None
+        for shard, keys in attempt.keys.items():
+            rows = self._rows(keys, attempt.number).combine_chunks().to_batches()
+            done = sink.append(shard, rows, txn=Transaction(attempt.app, attempt.version, _QUERY))
+            skipped[shard] = done.skipped
+            if not done.skipped:
+                self._voice.say("wrote", attempt.app, attempt.version, shard)
+            if self._draw.random() < 0.05:
+                sink.flush(shard)
+        return skipped
+
+    def _judge(self, attempt: Attempt, skipped: Mapping[str, bool], held: frozenset[str]) -> None:
+        """A shard skips what it has, and nothing else."""
+        expected = {shard: shard in held for shard in attempt.keys}
+        if skipped != expected:
+            raise AssertionError(f"I5: {attempt} was skipped by {skipped}, and must be by {expected}")
 
     def _put_nowait(self, number: int) -> None:
         keys = self._keys(number)
@@ -337,18 +358,8 @@ class _Scribe:
             self._write(number, dict.fromkeys(keys), lambda: self._writer.delete(where=_among(keys)), durable=False)
 
     def _append(self, number: int) -> None:
-        """The rows of one number, once in every shard that has some, as tasks of a stream append them."""
-        keys, sink = self._keys(number), self._body.sink
-        assert sink is not None
-        rows = self._rows(keys, number).combine_chunks().to_batches()[0]
-
-        def append() -> None:
-            for shard, part in self._body.sharding.route(rows, self._shape.schema):
-                sink.append(shard, [part], txn=Transaction("stream", number, _QUERY))
-                if self._draw.random() < 0.05:
-                    sink.flush(shard)
-
-        self._write(number, dict.fromkeys(keys, self._whole(number)), append, durable=True)
+        """What a sink appends; twins append the same."""
+        self._transact(self._attempt(STREAM, number, self._keys(number)))
 
     # ---------------------------------------------------------------------------------------------------- beside them
 
@@ -366,9 +377,9 @@ class _Scribe:
         if self._life.collects:
             self._collect()
         elif self._life.mode == "upkeep" and draw.random() < 0.3:
-            with suppress(mw.ConflictError, mw.FencedError):
+            with self._races(mw.ConflictError, mw.FencedError):
                 table.flush(idle_seconds=0, force=True)
-        with suppress(mw.ConflictError):
+        with self._races(mw.ConflictError):
             match draw.choice(_TIDIES + ("index",) * self._shape.is_searched):
                 case "index":
                     if lance.dataset(self._life.uri).count_rows():
@@ -386,8 +397,12 @@ class _Scribe:
                 case "consume" if self._life.consumes:
                     consume(table, self._shape, self._voice, draw)
 
+    def _races(self, *lost: type[Exception]) -> AbstractContextManager[None]:
+        """Chores that may lose a race against somebody; who is alone loses none."""
+        return nullcontext() if self._life.is_alone else suppress(*lost)
+
     def _collect(self) -> None:
-        with suppress(mw.ConflictError, mw.FencedError):
+        with self._races(mw.ConflictError, mw.FencedError):
             if not self._life.beside_shared:
                 self._table.flush(idle_seconds=0, force=True)
             self._table.compact()
@@ -410,9 +425,11 @@ class _Scribe:
             raise AssertionError(f"I1: the new checkpoint {name} lacks what was acknowledged (known, there): {wrong}")
 
     def _drop_checkpoint(self, name: str) -> None:
-        self._voice.say("drops", name)
-        with suppress(mw.InvalidInputError):  # dropped by this life before
-            self._table.checkpoint_drop(name)
+        if name not in self._dropped:
+            self._voice.say("drops", name)
+            with self._races(mw.InvalidInputError):  # another process has dropped it
+                self._table.checkpoint_drop(name)
+            self._dropped.add(name)
 
     def _change_columns(self) -> None:
         """Add a column or drop one; this thread is the only one."""

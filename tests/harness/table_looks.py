@@ -11,10 +11,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
-
 import lance_memwal as mw
 from tests.harness.oracle import Row
+from tests.harness.same_rows import require_same
 from tests.harness.table_plan import TableLife
 from tests.harness.table_shapes import KEYS, Shape, Shown, vector_of, word_of
 from tests.harness.voice import Voice
@@ -45,7 +44,7 @@ def show(table: Any, life: TableLife, voice: Voice, *, every_blob: bool = False)
         raise AssertionError(f"I7: {counted} rows are counted, {rows.num_rows} are scanned")
     images: dict[int, bytes | None] = {}
     if shape.has_key:
-        _require_same("lookup", table.lookup(shape.key_table(range(KEYS))), rows)
+        require_same("lookup", table.lookup(shape.key_table(range(KEYS))), rows, but="image")
     if shape.has_blobs:
         ids = rows.column("id").to_pylist()
         sample = ids if every_blob else random.Random(life.seed).sample(ids, min(_BLOBS_READ, len(ids)))
@@ -114,13 +113,6 @@ def _blob(table: Any, key: int) -> bytes | None:
         return None
     with file:
         return bytes(file.read())
-
-
-def _require_same(what: str, fast: pa.Table, slow: pa.Table) -> None:
-    names = [name for name in slow.schema.names if name != "image"]
-    shown, held = (sorted(map(repr, table.select(names).to_pylist())) for table in (fast, slow))
-    if shown != held:
-        raise AssertionError(f"I7: the {what} shows {set(shown) - set(held)}, the scan {set(held) - set(shown)}")
 
 
 def moment_of(view: Any) -> dict[int, tuple[int, int]]:

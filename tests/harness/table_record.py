@@ -6,7 +6,10 @@ at the first promise that is broken. A write is atomic per shard, so every shard
 1. every row that a durable write made is in the feed of the consumer, at least once, and the last change of each key is
    what the table shows when the feed has reached its end;
 2. a checkpoint shows the same rows for as long as it is there (whoever makes it sees to it that they are the right ones);
-3. what twins append is issued once and returned once, whoever of them said so.
+3. what twins append is issued once and returned once, whoever of them said so, and written by one of them;
+4. a transaction is in a shard once. What became of an attempt is known from its return, or from the first look at which nobody
+   writes any more; a repeat has rows that say another number, so that it is seen wherever it is written a second time;
+5. a change of the feed is one that somebody asked for, also if a later change of its key hides it.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from typing import Any
 
 from tests.harness.crash_report import CrashFailure, CrashReport
 from tests.harness.oracle import Broken, Oracle, Row, Value, Write
-from tests.harness.table_plan import Retry
+from tests.harness.table_plan import STREAM, Attempt, Repeat
 from tests.harness.table_shapes import Shown
 
 __all__ = ["TableRecord"]
 
 _IGNORED = frozenset({"dies", "done", "fenced", "stops"})  # they say how a process fares, nothing about the table
+_REMEMBERED = 12  # applications whose last transaction is made again now and then, although it returned
 
 
 class TableRecord:
@@ -35,14 +39,18 @@ class TableRecord:
         self._open: dict[tuple[Hashable, int], list[str]] = {}
         self._seen_numbers: set[tuple[Hashable, int]] = set()
         self._promised: set[tuple[int, int]] = set()
-        self._fed: set[tuple[int, int]] = set()
+        self._asked: set[tuple[int, tuple[int, int] | None]] = set()
+        self._told: set[tuple[int, tuple[int, int] | None]] = set()
         self._replica: dict[int, tuple[int, int]] = {}
         self.settles = True
         self.context = ""
         self.retired: set[int] = set()
         self.next_column = 0
         self.checkpoints: dict[str, int] = {}
-        self.retries: dict[tuple[str, int], Retry] = {}
+        self._attempts: dict[str, Attempt] = {}  # the newest of each application
+        self._unknown: set[str] = set()  # applications of whose newest attempt nobody knows whether it landed
+        self._newest: dict[tuple[str, str], int] = {}  # the version of an application that a shard has, at least
+        self._written: set[tuple[str, str, int]] = set()  # application, shard and version that were written
 
     def hear(self, message: tuple[Any, ...]) -> None:
         """Take one message of a process."""
@@ -77,6 +85,7 @@ class TableRecord:
         self._open[who, number] = list(writes)
         for shard, write in writes.items():
             self._oracles[shard].issued(who, write)
+            self._asked |= {(key, None if left is None else _pair(left)) for key, left in write.leaves()}
 
     def _hear_returned(self, who: Hashable, number: int, durable: bool) -> None:
         shards = self._open.pop((who, number), None)
@@ -88,11 +97,60 @@ class TableRecord:
         for shard in shards:
             self._oracles[shard].returned(who, durable=durable)
 
-    def _hear_transaction(self, retry: Retry) -> None:
-        self.retries[retry.app, retry.number] = retry
+    # --------------------------------------------------------------------------------------------------- transactions
 
-    def _hear_transacted(self, app: str, number: int) -> None:
-        self.retries.pop((app, number), None)
+    def repeats(self, *, sink: bool) -> list[Repeat]:
+        """What the next life makes again, the unknown ones first: the transactions of sinks, or those of all others."""
+        apps = sorted(
+            (app for app in self._attempts if (app == STREAM) is sink), key=lambda app: app not in self._unknown
+        )
+        return [self._repeat(self._attempts[app]) for app in apps]
+
+    def _repeat(self, attempt: Attempt) -> Repeat:
+        held = (shard for shard in attempt.keys if self._newest.get((attempt.app, shard), -1) >= attempt.version)
+        return Repeat(attempt, frozenset(held))
+
+    def is_unknown(self, attempt: Attempt) -> bool:
+        """Whether nobody said that this transaction returned."""
+        return attempt.app in self._unknown
+
+    def _hear_tries(self, attempt: Attempt) -> None:
+        known = self._attempts.get(attempt.app)
+        if known is not None and (known.version, known.number) >= (attempt.version, attempt.number):
+            return  # a twin has come as far
+        self._attempts.pop(attempt.app, None)
+        self._attempts[attempt.app] = attempt
+        self._unknown.add(attempt.app)
+        returned = [app for app in self._attempts if app not in self._unknown]
+        for app in returned[:-_REMEMBERED]:
+            del self._attempts[app]
+
+    def _hear_wrote(self, app: str, version: int, shard: str) -> None:
+        if (app, shard, version) in self._written:
+            self.fail("I5", f"version {version} of {app} was written a second time in shard {shard}")
+        self._written.add((app, shard, version))
+
+    def _hear_transacted(self, attempt: Attempt) -> None:
+        for shard in attempt.keys:
+            self._has(attempt, shard)
+        if self._attempts.get(attempt.app) == attempt:
+            self._unknown.discard(attempt.app)
+
+    def _has(self, attempt: Attempt, shard: str) -> None:
+        place = attempt.app, shard
+        self._newest[place] = max(self._newest.get(place, -1), attempt.version)
+
+    def _look_for_attempts(self, routed: Mapping[str, Sequence[Row]]) -> None:
+        """Nobody writes now, and what an attempt wrote was not written over: so these rows tell what became of it."""
+        shown = {row.key: _number(row.number) for rows in routed.values() for row in rows}
+        for app in self._unknown:
+            attempt = self._attempts[app]
+            for shard, keys in attempt.keys.items():
+                if any(shown.get(key) == attempt.number for key in keys):
+                    self._has(attempt, shard)
+                    self._written.add((app, shard, attempt.version))
+
+    # --------------------------------------------------------------------------------------------------------- drains
 
     def _hear_draining(self, life: int) -> None:
         for oracle in self._oracles.values():
@@ -122,6 +180,10 @@ class TableRecord:
             broken += self._oracles[shard].check(routed.get(shard, ()))
         if broken:
             self.fail("after recovery", "; ".join(map(str, broken)))
+        self._look_for_attempts(routed)
+
+    def _hear_reached(self, point: str) -> None:
+        self._report.reached.add(point)
 
     def _hear_verified(self, problems: Sequence[str]) -> None:
         if problems:
@@ -149,15 +211,19 @@ class TableRecord:
 
     def _hear_changes(self, changes: Sequence[tuple[int, int, int, str]]) -> None:
         for key, number, kept, operation in changes:
-            if operation == "d":
+            told = None if operation == "d" else (number, kept)
+            self._told.add((key, told))
+            if told is None:
                 self._replica.pop(key, None)
             else:
-                self._replica[key] = (number, kept)
-                self._fed.add((key, number))
+                self._replica[key] = told
 
     def _hear_consumed(self) -> None:
         """The consumer has reached the end, and nothing is unsettled."""
-        lost = self._promised - self._fed
+        strange = self._told - self._asked
+        if strange:
+            self.fail("I2", f"changes (key, (number, kept)) that nobody asked for: {sorted(strange, key=repr)[:5]}")
+        lost = self._promised - {(key, told[0]) for key, told in self._told if told is not None}
         if lost:
             self.fail("feed", f"acknowledged rows (key, number) that no change told: {sorted(lost)[:5]} of {len(lost)}")
         settled = {key: _pair(value) for key, value in self.settled().items()}

@@ -21,6 +21,7 @@ import pyarrow as pa
 from lance.blob import blob_array, blob_field
 
 import lance_memwal as mw
+from tests.harness.crash_tables import region_of
 from tests.harness.oracle import Row
 
 __all__ = ["KEYS", "SHAPES", "Shape", "Shown", "added_name", "vector_of", "word_of"]
@@ -143,7 +144,7 @@ class Shape:
 
     def key_data(self, keys: Sequence[int]) -> dict[str, list[Any]]:
         """The key columns of these keys."""
-        regions: dict[str, list[Any]] = {"region": [_region(key) for key in keys]} if self.name == "composite" else {}
+        regions: dict[str, list[Any]] = {"region": [region_of(key) for key in keys]} if self.name == "composite" else {}
         return regions | {"id": list(keys)}
 
     def key_table(self, keys: Sequence[int]) -> pa.Table:
@@ -153,7 +154,7 @@ class Shape:
 
     def key_value(self, key: int) -> Any:
         """One key, as `get` takes it."""
-        return (_region(key), key) if self.name == "composite" else key
+        return (region_of(key), key) if self.name == "composite" else key
 
     def shards_of(self, sharding: Any, keys: Sequence[int]) -> dict[str, list[int]]:
         """These keys by the shard that has them."""
@@ -172,7 +173,7 @@ class Shape:
         intact = (
             row["note"] == _note(number)
             and all(value == _added(kept, column) for column, value in added.items())
-            and row.get("region", _region(key)) == _region(key)
+            and row.get("region", region_of(key)) == region_of(key)
             and ("seq" not in row or row["seq"] == number)
             and ("vector" not in row or row["vector"] == vector_of(key, kept))
             and ("image" not in row or _image_size(row["image"]) == _length(_image(key, kept)))
@@ -194,10 +195,6 @@ def word_of(number: int) -> str | None:
     """The word in the note of a row that this write touched last."""
     note = _note(number)
     return None if note is None else note.rstrip(".")
-
-
-def _region(key: int) -> str:
-    return f"region-{key % 3}"
 
 
 def _note(number: int) -> str | None:

@@ -4,7 +4,7 @@ Owns `Takeovers`: rounds of two or three processes on one table. Each but the la
 instant; the next one takes the table over, acknowledges writes, and tidies up; of three the second does nothing but compact and
 collect. The processes of some tables share them, and then the owner of the shards is the one that is stopped. Then the stopped
 ones go on (SIGCONT), in any order. Whatever each of them acknowledged, before or after, must be there, once; what it did not is
-there wholly or not at all.
+there wholly or not at all. Who looks at the table after a round makes transactions again of which nobody knows what became.
 """
 
 from __future__ import annotations
@@ -73,18 +73,12 @@ class Takeovers:
         last.kill()
         table.watch(last)
         table.record.settles = True
-        self._look()
-
-    def _look(self) -> None:
-        """A process that shows what is there, and does nothing else."""
-        table = self._table
-        life = table.life("upkeep", writes=0, ending="close")
-        table.watch(table.begin(life))
+        table.look("shared" if self._is_shared else "own")
 
     def _draw_lives(self, count: int) -> list[TableLife]:
         table, draw = self._table, self._table.draw
         sinks = table.shape.name in SINK_SHAPES and draw.random() < 0.25 and not self._is_shared
-        common: dict[str, Any] = {"shows": False, "consumes": False, "may_be_fenced": True, "parts": count}
+        common: dict[str, Any] = {"shows": False, "consumes": False, "alone": False, "parts": count}
         if sinks:  # attempts of the same task
             first = table.life("sink", part=0, **(common | {"parts": 1}))
             common |= {"parts": 1, "seed": first.seed, "first_number": first.first_number}
@@ -113,12 +107,13 @@ class Takeovers:
         return {"collects": True, "beside_shared": self._is_shared, "writes": 3, **stop}
 
     def _stop(self, place: int, count: int) -> dict[str, Any]:
-        """Where the process stops, all but the last; half of them at any instant."""
+        """Where the process stops, all but the last; half of them at any instant. The last is done before others go on, so that
+        nobody may fence it."""
         draw = self._table.draw
         if place == count - 1:
             return {"ending": "linger"}
         chance = draw.random()
-        ending = {"ending": draw.choice(("close", "abort"))}
+        ending = {"ending": draw.choice(("close", "abort")), "may_be_fenced": True}
         if chance < 0.3:
             return ending
         if chance < 0.7:
@@ -140,7 +135,7 @@ class Takeovers:
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
             self._table.watch(actor)
             return None
-        self._table.report.killed_at["any instant" if life.stop_at is None else life.stop_at[0]] += 1
+        self._table.report.killed_at["any instant" if life.stop_at is None else actor.place] += 1
         return actor
 
     def _hear_until(self, actor: Actor, tag: str, patience: float | None = None) -> bool:

@@ -23,6 +23,7 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.testing import FaultPlan, FaultScript, SimulatedCrash
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import WalEntry
+from tests.harness.log_rules import epoch_faults
 from tests.kit.logs import SHARD, ids, manifests_at, rows
 
 _PLACE = "log-life"
@@ -203,15 +204,7 @@ def _rows(oracle: LogOracle, entries: dict[int, WalEntry], damaged: set[int]) ->
 def _epochs(oracle: LogOracle, entries: dict[int, WalEntry]) -> Iterator[str]:
     if sorted(set(oracle.epochs)) != oracle.epochs:
         yield f"I9: epochs do not grow from open to open: {oracle.epochs}"
-    sentinels = [entry.writer_epoch for entry in entries.values() if entry.is_sentinel]
-    if len(set(sentinels)) != len(sentinels):
-        yield f"I9: an epoch has two sentinels: {sentinels}"
-    in_order = [entry.writer_epoch for _, entry in sorted(entries.items())]
-    if in_order != sorted(in_order):
-        yield f"I9: epochs fall along the log: {in_order}"
-    for position, entry in entries.items():
-        if entry.batches and entry.writer_epoch > 1 and entry.writer_epoch not in sentinels:
-            yield f"I9: epoch {entry.writer_epoch} wrote position {position} without a sentinel"
+    yield from (f"I9: {what}" for what in epoch_faults(entry for _, entry in sorted(entries.items())))
 
 
 def _whole(location: Location, entries: dict[int, WalEntry], damaged: set[int]) -> Iterator[str]:
