@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from lance_memwal import CollectedError, FencedError, MemWalError, WalAppender, WalTailer, WriterPoisonedError
+from lance_memwal import CollectedError, FencedError, MemWalError, WalAppender, WalTailer
 from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions, read_run
@@ -57,9 +57,11 @@ class LogLife:
     def _appender(self, machine: Machine, first: int, lives: int) -> None:
         """Takes the shard `lives` times and appends a few rows each time, until it is fenced."""
         for life in range(lives):
+            self.world.claim(SHARD)
             try:
                 owner = WalAppender.open(machine.location, SHARD, clock=machine.clock)
-            except MemWalError:
+            except MemWalError as error:
+                self.world.expect(error, *self.world.fences(SHARD))
                 continue
             self.epochs.append(owner.epoch)
             self.appenders.append(owner)
@@ -72,7 +74,8 @@ class LogLife:
         later = [epoch for epoch in self.epochs if epoch > owner.epoch]
         try:
             position = owner.append(rows(number))
-        except MemWalError:
+        except MemWalError as error:
+            self.world.expect(error, *self.world.fences(SHARD))
             return False
         self.world.check(not later, f"I9: epoch {owner.epoch} acknowledged after epochs {later} were claimed")
         taken = [position for position, _ in self.acknowledged.values()]
@@ -85,6 +88,7 @@ class LogLife:
         location = machine.location
         for _ in range(min(2, self._size)):
             manifests = ShardManifestStore(location, SHARD, fsync=False, clock=machine.clock)
+            self.world.claim(SHARD)
             try:
                 opened = open_log(manifests, policy=_POLICY, clock=machine.clock)
                 epoch, cursor = opened.log.epoch, opened.replay_end
@@ -96,7 +100,7 @@ class LogLife:
                 manifests.commit_update(epoch, _flush(cursor), landed=_has(cursor))
                 self._collect(location, manifests, cursor)
             except MemWalError as error:
-                self.world.expect(error, FencedError)
+                self.world.expect(error, *self.world.fences(SHARD))
 
     def _collect(self, location: Location, manifests: ShardManifestStore, cursor: int) -> None:
         newest = max(list_positions(location, SHARD))
@@ -156,7 +160,8 @@ class LogLife:
         for stale in self.appenders:
             try:
                 stale.append(rows(999))
-            except (MemWalError, WriterPoisonedError):
+            except MemWalError as error:
+                self.world.expect(error, FencedError)
                 continue
             self.world.check(False, f"I9: epoch {stale.epoch} acknowledged after epoch {last.epoch} was opened")
         last.append(rows(1_000))

@@ -2,18 +2,20 @@
 compaction, collection and a consumer of the changes.
 
 Whatever the order, the faults and the crashes: what was acknowledged is there exactly once, what was not at most once, a
-repeat is skipped, and a consumer that was not told to begin again sees every row once.
+repeat is skipped. A consumer is handed every row, in the order of the log, and none again that was in a batch whose commit
+returned.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 
 import lance_memwal as mw
-from lance_memwal.errors import ConflictError, FencedError, MemWalError, UnavailableError
+from lance_memwal.errors import FencedError, MemWalError
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
 from lance_memwal.read.reader import Reader
@@ -32,6 +34,7 @@ SHARD = mw.shard_id_for(mw.Unsharded())
 _ENTRY_BYTES = 1_500
 _LARGE_ROWS = 100
 _TRIES = 12
+_COMMIT_CALLS = 4  # of a consumer
 
 
 class OnceLife:
@@ -44,8 +47,10 @@ class OnceLife:
         self.acknowledged: set[int] = set()
         self.uncertain: set[int] = set()
         self.skipped = 0
-        self.seen: Counter[int] = Counter()
-        self._commits_begun = 0
+        self._handed_out: set[int] = set()
+        self._committed: set[int] = set()
+        self._committed_position = 0
+        self._is_consumed = False
         self._claim: ShardClaim | None = None
         self._last: dict[str, int] = {}
         count = draw.choice((1, 2, 2, 4))
@@ -73,6 +78,7 @@ class OnceLife:
     def _newer_claim(self, once: OnceAppender, stale: ShardClaim | None) -> ShardClaim:
         """A claim that somebody told us of, or one of our own."""
         if self._claim is None or (stale is not None and self._claim.epoch <= stale.epoch):
+            self.world.claim(SHARD)
             made = once.claim(SHARD)
             if self._claim is None or made.epoch > self._claim.epoch:
                 self._claim = made
@@ -90,12 +96,13 @@ class OnceLife:
                 try:
                     claim = claim or self._newer_claim(once, None)
                     done = once.append(claim, [_rows(number, number in self._large)], txn=txn)
-                except FencedError:
+                except FencedError as error:
+                    self.world.expect(error, *self.world.fences(SHARD))
                     claim = self._claim if self._claim != claim else None
                     if claim is None:
                         claim = self._again(once)
                 except MemWalError as error:
-                    self.world.expect(error, ConflictError, UnavailableError)  # collected while it was written
+                    self.world.expect(error)
                 else:
                     self.skipped += done.skipped
                     self.acknowledged.add(number)
@@ -105,7 +112,7 @@ class OnceLife:
         try:
             return self._newer_claim(once, self._claim)
         except MemWalError as error:
-            self.world.expect(error, FencedError, ConflictError)
+            self.world.expect(error, *self.world.fences(SHARD))
             return None
 
     def _flusher(self, machine: Machine) -> None:
@@ -115,14 +122,15 @@ class OnceLife:
             for _ in range(2):
                 once.flush_tail(self._newer_claim(once, None))
         except MemWalError as error:
-            self.world.expect(error, FencedError, ConflictError, UnavailableError)
+            self.world.expect(error, *self.world.fences(SHARD))
 
     def _taker(self, machine: Machine) -> None:
         """Claims the shard, and leaves it."""
+        self.world.claim(SHARD)
         try:
             self._once(machine).claim(SHARD)
         except MemWalError as error:
-            self.world.expect(error, FencedError, ConflictError)
+            self.world.expect(error, *self.world.fences(SHARD))
 
     def _compactor(self, machine: Machine) -> None:
         """Folds what is published into the base table."""
@@ -136,22 +144,30 @@ class OnceLife:
 
     def _consumer(self, machine: Machine) -> None:
         """Reads the changes under a name, and commits what it saw."""
+        self._is_consumed = True
         for _ in range(2):
             try:
-                self._consume(machine.location, machine.clock)
+                self._consume(machine.location, machine.clock, lambda: machine.may_die_within(_COMMIT_CALLS))
             except MemWalError as error:
-                self.world.expect(
-                    error, FencedError, ConflictError
-                )  # it is never passed, as it is never silent for days
+                self.world.expect(error)  # it is never passed, as it is never silent for days
 
-    def _consume(self, location: Location, clock: ScheduledClock) -> None:
+    def _consume(
+        self, location: Location, clock: ScheduledClock, before_commit: Callable[[], None] = lambda: None
+    ) -> None:
+        check = self.world.check
         reader = Consumer(newest_base(location), "life", Request(), until="now", clock=clock)
         for batch in reader:
-            found = Counter(batch.column("id").to_pylist())
-            self._commits_begun += 1  # whether a commit that was cut off landed, nobody knows
-            reader.commit()
-            self._commits_begun -= 1
-            self.seen += found  # what is not committed is handed out again
+            found, positions = batch.column("id").to_pylist(), batch.column("_position").to_pylist()
+            again = self._committed.intersection(found)
+            check(not again, f"a consumer is handed out what it has committed: {sorted(again)[:3]}")
+            check(len(set(found)) == len(found), f"a consumer is handed out rows twice: {sorted(found)[:3]}")
+            in_order = [self._committed_position, *positions]
+            check(in_order == sorted(in_order), f"a consumer goes back in the log: {in_order[:5]}")
+            self._handed_out.update(found)
+            before_commit()
+            reader.commit()  # whether one that is cut off landed, nobody knows: its rows may come again
+            self._committed.update(found)
+            self._committed_position = positions[-1]
 
     # ------------------------------------------------------------------------------------------------------- verdict
 
@@ -182,12 +198,12 @@ class OnceLife:
                 check(again.skipped, f"a repeat of {number} was written")
 
     def _judge_consumer(self, location: Location, clock: ScheduledClock, counts: Counter[int]) -> None:
-        if self._commits_begun or not self.seen:
+        if not self._is_consumed:
             return
         self._consume(location, clock)
-        missed = {row: (count, self.seen[row]) for row, count in counts.items() if self.seen[row] != count}
-        self.world.check(not missed, f"the feed shows other rows than the table: {dict(list(missed.items())[:3])}")
-        self.world.check(self.seen.keys() <= counts.keys(), "the feed invents rows")
+        missed, invented = sorted(counts.keys() - self._handed_out), sorted(self._handed_out - counts.keys())
+        self.world.check(not missed, f"a consumer missed {missed[:3]}")
+        self.world.check(not invented, f"a consumer was handed out what is not in the table: {invented[:3]}")
 
 
 def _ids(number: int, large: bool) -> list[int]:

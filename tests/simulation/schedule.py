@@ -63,6 +63,7 @@ class Process:
         self.schedule = schedule
         self.name = name
         self.dead = False
+        self.slept_seconds = 0.0  # of all its threads, in naps that nobody asked for
         self.clock = ScheduledClock(self)
 
     def start(self, work: Callable[[], None], name: str = "main") -> None:
@@ -200,7 +201,9 @@ class Schedule:
         if self._keep_trace and kind:
             self.trace.append(f"{self.now:.4f} {me.name} {kind} {path[-70:]}")
         if self.nap_rate and self.draw.random() < self.nap_rate:
-            self.wait(self.draw.choice((0.05, 0.5, 5.0, 100.0, 10_000.0)))
+            nap_seconds = self.draw.choice((0.05, 0.5, 5.0, 100.0, 10_000.0))
+            me.process.slept_seconds += nap_seconds
+            self.wait(nap_seconds)
             return
         self._next(me)
         self._refuse_dead(me)

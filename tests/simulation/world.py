@@ -5,6 +5,8 @@ Owns `World` and `Machine`. Invariants:
 1. What a process reaches goes through its own location: its own retries, faults, caches and turns. They share the objects.
 2. A crash comes right before or right after a store call takes effect. What was on its way then may land much later.
 3. `afterwards` judges without faults and without others, when all is over.
+4. A refusal needs a reason that is there in this life (`expect`): faults for storage that is away or a log that could not be
+   written, a process that slept for a deadline that passed, a second claimer for a fence. Nothing explains damage.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,14 @@ from typing import Any
 import pyarrow as pa
 
 import lance_memwal as mw
-from lance_memwal.errors import UnavailableError
+from lance_memwal.errors import (
+    CorruptDataError,
+    FencedError,
+    UnavailableError,
+    UnsupportedFormatError,
+    WriterPoisonedError,
+)
+from lance_memwal.process.deadline import PATIENCE_SECONDS
 from lance_memwal.store.local import LocalStore
 from lance_memwal.store.location import Location
 from lance_memwal.store.metering import Recorder
@@ -36,6 +46,9 @@ __all__ = ["Machine", "World", "empty_table"]
 
 _GENTLE = frozenset(kind for kind in FaultKind if kind.keeps_contract) - {FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER}
 _LATENCY_SECONDS = 0.02
+_DIES_AT_WHAT_MATTERS = 0.2
+_OF_FAULTS = (UnavailableError, WriterPoisonedError)
+_DAMAGE = (CorruptDataError, UnsupportedFormatError)
 _numbers = itertools.count()
 
 
@@ -69,14 +82,14 @@ class World:
         self._names = itertools.count()
         self.outside = outside
         self._scripts: list[FaultScript] = []
+        self._claims: Counter[str] = Counter()
 
     def client(self, name: str, work: Callable[[Machine], None]) -> None:
         """Let somebody work in a process of its own; one that dies is started again, once, after a while."""
         chance = self.draw.random()
         crash_at = int(self.draw.random() * 60) + 1 if chance < 0.3 else None
         first = self.machine(name, crash_after_calls=crash_at)
-        if crash_at is not None:
-            first.after_death = lambda: self._start_again(name, work)
+        first.after_death = lambda: self._start_again(name, work)
         first.start(lambda: work(first))
 
     def _start_again(self, name: str, work: Callable[[Machine], None]) -> None:
@@ -89,9 +102,26 @@ class World:
         self.schedule.run()
 
     def expect(self, error: BaseException, *kinds: type[BaseException]) -> None:
-        """Accept an error if it is of these kinds, or if the network may be the reason."""
-        if not isinstance(error, (*kinds, UnavailableError)) or (not self._fault_rate and not isinstance(error, kinds)):
+        """Accept an error of these kinds, and what the network or long sleep may be the reason of; damage never."""
+        explained = (*kinds, *_OF_FAULTS) if self.has_faults else kinds
+        here = self.schedule.current
+        if here is not None and here.process.slept_seconds > PATIENCE_SECONDS:
+            explained = (*explained, UnavailableError)
+        if not isinstance(error, explained) or any(isinstance(cause, _DAMAGE) for cause in _causes(error)):
             raise error
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether the network of this life fails."""
+        return self._fault_rate > 0
+
+    def claim(self, what: str) -> None:
+        """Note that somebody is about to claim `what`."""
+        self._claims[what] += 1
+
+    def fences(self, what: str) -> tuple[type[BaseException], ...]:
+        """What an owner of `what` may be told: that it is fenced, if there was more than one claim."""
+        return (FencedError,) if self._claims[what] > 1 else ()
 
     def verdict(self) -> list[str]:
         """What is broken, after all."""
@@ -102,7 +132,7 @@ class World:
         """A new process; it dies at this call, if one is given."""
         process = Process(self.schedule, f"{name}{next(self._names)}")
         plan = FaultPlan(rate=self._fault_rate, kinds=_GENTLE, seed=self.draw.getrandbits(32), late_after_calls=4)
-        script = FaultScript(plan, process.clock) if self._fault_rate else None
+        script = FaultScript(plan, process.clock) if self.has_faults else None
         if script is not None:
             self._scripts.append(script)
         return Machine(self, process, script, crash_after_calls)
@@ -169,6 +199,12 @@ class Machine:
         """Run `work` as a thread of this process."""
         self.process.start(work, name)
 
+    def may_die_within(self, calls: int) -> None:
+        """Die at one of the next calls, now and then, if somebody starts again: whoever is about to do what matters asks."""
+        draw = self.world.draw
+        if draw.random() < _DIES_AT_WHAT_MATTERS and self.after_death is not None:
+            self._crash_at = self._calls + 1 + int(draw.random() * calls)
+
     def enter(self, kind: str, path: str) -> bool:
         """Give way before a store call; True if the process dies right after it."""
         draw = self.world.draw
@@ -201,6 +237,12 @@ class _Gate(WrappedStore):
         if dies:
             raise self._machine.die()
         return result
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 @cache

@@ -3,14 +3,15 @@ other processes, compaction, collection, and a consumer.
 
 Every key belongs to one client, whose writes follow each other, so that the possible values of a key are known at any
 time: the last one that was acknowledged, and those of which nobody knows. Whatever the order, the faults and the crashes:
-readers see nothing else (I1, I2, I5, I7), also after a reopen (I6), and a large or grouped put is there whole or not at all
-(I4).
+readers see nothing else (I1, I2, I5, I7), also after a reopen (I6). Of every put they see all keys that no later write touched,
+or none of them (I4): the table has one shard. A consumer applies what it is handed before it commits, which may be done twice;
+in the end its mirror is the table, whatever was cut off.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 import lance_memwal as mw
 from lance_memwal import ShardWriter
 from lance_memwal.compact.run import Compactor
-from lance_memwal.errors import ClosedError, CollectedError, ConflictError, FencedError, MemWalError, UnavailableError
+from lance_memwal.errors import MemWalError
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
 from lance_memwal.read.reader import Reader
@@ -35,7 +36,8 @@ __all__ = ["WriterLife"]
 _GONE = None
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.int64())])
 _LARGE_KEYS = 60
-_STOPPED = (FencedError, mw.WriterPoisonedError, ClosedError, ConflictError, UnavailableError)
+_COMMIT_CALLS = 4  # of a consumer
+_SHARD = mw.shard_id_for(mw.Unsharded())
 
 
 class WriterLife:
@@ -49,8 +51,9 @@ class WriterLife:
         self.acknowledged: set[tuple[int, int | None]] = set()
         self._issued: list[tuple[int, int | None]] = []
         self._version = 0
+        self._puts: list[tuple[int, frozenset[int]]] = []
+        self._newest: dict[int, int] = {}  # the last write that was issued, per key
         self._mirror: dict[int, int | None] = {}
-        self._commits_begun = 0
         self._is_mirrored = False
         self._first_keys = iter(range(0, 100_000, 1_000))
         self._settings: dict[str, Any] = {
@@ -77,10 +80,11 @@ class WriterLife:
     def _writer(self, machine: Machine, clients: list[int]) -> None:
         """Opens the shard, lets its clients write, and closes or leaves it."""
         draw = self.world.draw
+        self.world.claim(_SHARD)
         try:
             writer = ShardWriter.open(machine.location, clock=machine.clock, **self._settings)
         except MemWalError as error:
-            self.world.expect(error, FencedError, ConflictError)
+            self.world.expect(error, *self.world.fences(_SHARD))
             return
         left = [len(clients)]
         for first in clients:
@@ -89,7 +93,8 @@ class WriterLife:
             machine.clock.sleep(0.5)
         try:
             writer.close() if draw.random() < 0.7 else writer.abort()
-        except _STOPPED:
+        except MemWalError as error:
+            self.world.expect(error, *self.world.fences(_SHARD))
             writer.abort()
 
     def _client(self, writer: ShardWriter, first: int, left: list[int]) -> None:
@@ -120,12 +125,14 @@ class WriterLife:
                 writer.force_seal_active()
             else:
                 self._get(writer, keys[0])
-        except _STOPPED:
+        except MemWalError as error:
+            self.world.expect(error, *self.world.fences(_SHARD))
             return False
         return True
 
     def _put(self, writer: ShardWriter, keys: list[int], how: str) -> None:
         value = self._issue(keys)
+        self._puts.append((value, frozenset(keys)))
         rows = pa.table({"id": keys, "value": [value] * len(keys)}, schema=_SCHEMA)
         if how == "nowait":
             writer.put_nowait(rows).wait()
@@ -140,17 +147,17 @@ class WriterLife:
         self._acknowledge(keys, value)
 
     def _delete(self, writer: ShardWriter, keys: list[int]) -> None:
-        for key in keys:
-            self.possible.setdefault(key, {_GONE}).add(_GONE)
-            self._issued.append((key, _GONE))
+        self._issue(keys, is_delete=True)
         writer.delete(keys)
         self._acknowledge(keys, _GONE)
 
-    def _issue(self, keys: Iterable[int]) -> int:
+    def _issue(self, keys: Iterable[int], *, is_delete: bool = False) -> int:
         self._version += 1
+        value = _GONE if is_delete else self._version
         for key in keys:
-            self.possible.setdefault(key, {_GONE}).add(self._version)
-            self._issued.append((key, self._version))
+            self.possible.setdefault(key, {_GONE}).add(value)
+            self._issued.append((key, value))
+            self._newest[key] = self._version
         return self._version
 
     def _acknowledge(self, keys: list[int], value: int | None) -> None:
@@ -173,7 +180,7 @@ class WriterLife:
             try:
                 rows = reader.scan().to_table()
             except MemWalError as error:
-                self.world.expect(error, ConflictError, CollectedError)
+                self.world.expect(error)
                 continue
             self._check_rows("a scan", rows, known, issued)
             machine.clock.sleep(self.world.draw.choice((0.01, 0.2)))
@@ -192,23 +199,22 @@ class WriterLife:
 
     def _consumer(self, machine: Machine) -> None:
         """Mirrors the table from its changes."""
+        self._is_mirrored = True
         for _ in range(2):
             try:
-                self._consume(machine.location, machine.clock)
+                self._consume(machine.location, machine.clock, lambda: machine.may_die_within(_COMMIT_CALLS))
             except MemWalError as error:
-                self.world.expect(
-                    error, FencedError, ConflictError
-                )  # it is never passed, as it is never silent for days
+                self.world.expect(error)  # it is never passed, as it is never silent for days
 
-    def _consume(self, location: Location, clock: ScheduledClock) -> None:
+    def _consume(
+        self, location: Location, clock: ScheduledClock, before_commit: Callable[[], None] = lambda: None
+    ) -> None:
         reader = Consumer(newest_base(location), "mirror", Request(), until="now", clock=clock)
-        self._is_mirrored = True
         for batch in reader:
-            self._commits_begun += 1  # whether a commit that was cut off landed, nobody knows
-            reader.commit()
-            self._commits_begun -= 1
             for row in batch.to_pylist():
                 self._mirror[row["id"]] = _GONE if row["_op"] == "d" else row["value"]
+            before_commit()
+            reader.commit()
 
     # ------------------------------------------------------------------------------------------------------- verdict
 
@@ -233,7 +239,7 @@ class WriterLife:
         self._judge_mirror(location, clock, _values(after))
 
     def _judge_mirror(self, location: Location, clock: ScheduledClock, rows: dict[int, int]) -> None:
-        if not self._is_mirrored or self._commits_begun:
+        if not self._is_mirrored:
             return
         self._consume(location, clock)
         mirror = {key: value for key, value in self._mirror.items() if value is not _GONE}
@@ -248,6 +254,10 @@ class WriterLife:
         found = _values(rows)
         for key in known.keys() | found.keys():
             self._check_value(what, key, found.get(key), known.get(key, {_GONE}), issued)
+        for value, keys in self._puts:
+            own = [key for key in keys if self._newest[key] == value]
+            shown = sum(found.get(key) == value for key in own)
+            self.world.check(shown in (0, len(own)), f"I4: {what} shows {shown} of {len(own)} keys of put {value}")
 
     def _check_value(self, what: str, key: int, value: int | None, known: set[int | None], issued: int) -> None:
         """A read that began with `known` values, and before the write number `issued`, may show these and what came since."""
