@@ -27,7 +27,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.bulk_marks import is_published
 from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.reading import list_positions, read_run, written_ms
+from lance_memwal.log.reading import is_missing, list_positions, read_run, written_ms
 from lance_memwal.log.tailer import WalTailer
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
@@ -283,6 +283,8 @@ class ShardChanges:
         try:
             return is_published(mark, manifest, above)
         except CorruptDataError as error:
+            if not is_missing(self._location, error):
+                raise
             raise CollectedError(
                 f"whether the large write at position {mark.position} of shard {self.shard_id} counts cannot be told any "
                 f"more: entries above it were collected; {REMEDY}"

@@ -28,6 +28,7 @@ from lance_memwal.store.location import Location
 from lance_memwal.types import EntryFooter, ShardManifest, WalEntry
 
 __all__ = [
+    "is_missing",
     "list_positions",
     "own_end",
     "read_next",
@@ -109,6 +110,17 @@ def read_run(
                 return
             raise CorruptDataError("WAL entry is missing inside the log", path=path, position=position)
         yield _as_ours(location, shard_id, decoder.decode(data, position, path=path), tag)
+
+
+def is_missing(location: Location, error: CorruptDataError) -> bool:
+    """Whether what `error` is about is not there at all: an entry that is there may be damaged, but was not collected."""
+    if error.path is None:
+        return True
+    try:
+        location.store.head(error.path)
+    except ObjectNotFoundError:
+        return True
+    return False
 
 
 def read_next(location: Location, shard_id: str, start: int, most: int, *, tag: str | None) -> Iterator[WalEntry]:

@@ -25,6 +25,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
 from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import is_missing
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
 from lance_memwal.read.tail_rows import tail_memtables
 from lance_memwal.read.tiers import PARALLEL_LOOKS, PARALLEL_READS, ShardView, Tiers, missing_is_collected
@@ -110,7 +111,7 @@ def _read_shard(base: BaseTable, shard: SnapshotShard, read: _Read[T]) -> T:
     except CorruptDataError as error:
         newest = ShardManifestStore(base.location, shard.shard_id).read_latest()
         passed = 0 if newest is None else newest.replay_after_wal_entry_position
-        if error.position is None or error.position > passed:
+        if error.position is None or error.position > passed or not is_missing(base.location, error):
             raise
         raise _collected(shard) from error
 
