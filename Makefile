@@ -85,8 +85,8 @@ simulate: setup ## whole lives in one seeded order: LIVES=1000 SEED=0, one again
 soak: setup ## hours of a table's life, with kills and faults: MINUTES=10 SEED=0; fails if something is lost or grows
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
-faults: setup ## one life per store call and kind of fault, and PAIRS=2000 with two faults, on both stores; STORE=local or s3
-	$(BIN)/python -m tests.faults $(if $(STORE),--store $(STORE)) --pairs $(PAIRS) --seed $(SEED) $(ARGS)
+faults: setup ## one life per store call and kind of fault, and PAIRS=2000 with two faults, on both stores; STORE=local or s3; ARGS="--slice 3/10"
+	$(BIN)/python -m tests.faults --jobs $(JOBS) $(if $(STORE),--store $(STORE)) --pairs $(PAIRS) --seed $(SEED) $(ARGS)
 
 fuzz: setup ## INPUTS=1000000 mutated inputs for every decoder; ARGS="bloom wal_entry" chooses some
 	$(BIN)/python tests/fuzz --inputs $(INPUTS) --seed $(SEED) $(ARGS)

@@ -2,7 +2,8 @@
 
 `--store` and `--life` choose. Prints a line now and then, and a command for every life that broke a promise:
 `--at 12=error_after,40=throttle` lives one again; what follows a `/` belongs to the process after a crash. `--singles N` and
-`--pairs N` bound how many lives there are; single faults are then drawn by the seed.
+`--pairs N` bound how many lives there are; single faults are then drawn by the seed. `--slice 3/10` takes the single faults at
+every tenth store call, and other pairs than the other slices: ten runs with 1/10 to 10/10 are all of them, each once.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from lance_memwal.testing import FaultKind
+from tests.faults.workers import Unit, Workers
 from tests.harness.memory_disk import memory_directory
 from tests.harness.progress import Progress
 from tests.kit.rich_life import RichLife
-from tests.kit.table_faults import Planned, Sweep, pairs, record, singles
+from tests.kit.table_faults import Planned, Sweep, firsts, in_slice, record, singles
 from tests.kit.table_life import CanonicalLife, Place
 from tests.services.s3 import options_of, s3_service
 
@@ -37,6 +38,8 @@ def main() -> int:
         "--singles", type=int, default=1_000_000, help="at most so many with one fault, per store and life"
     )
     parser.add_argument("--pairs", type=int, default=2_000, help="so many with two faults, per store and life")
+    parser.add_argument("--slice", type=_slice, default=(1, 1), metavar="K/N", help="this one of N parts")
+    parser.add_argument("--jobs", type=int, default=0, help="processes that live; 0: this one")
     parser.add_argument("--seed", type=int, default=0, help="what is drawn")
     parser.add_argument("--at", help="one life with these faults")
     parser.add_argument("--late", type=int, default=3, help="calls that a late effect waits for")
@@ -46,9 +49,11 @@ def main() -> int:
         parser.error("--at needs --store and --life")
     broken = 0
     for store in (options.store,) if options.store else ("local", "s3"):
-        with _place(store) as place:
+        with ExitStack() as stack:
+            places = [stack.enter_context(_place(store)) for _ in range(max(1, options.jobs))]
+            workers = stack.enter_context(Workers(places, options.jobs))
             for life in (options.life,) if options.life else _LIVES:
-                broken += _run(_Subject(store, life, Sweep(place, _LIVES[life])), options)
+                broken += _run(_Subject(store, life, Sweep(places[0], _LIVES[life]), workers), options)
     return 1 if broken else 0
 
 
@@ -59,6 +64,7 @@ class _Subject:
     store: str
     life: str
     sweep: Sweep
+    workers: Workers
 
     def __str__(self) -> str:
         return f"the {self.life} life on {self.store}"
@@ -95,38 +101,47 @@ def _faults(text: str) -> tuple[dict[int, FaultKind], ...]:
     )
 
 
+def _slice(text: str) -> tuple[int, int]:
+    """`3/10`: the third of ten parts."""
+    part, parts = (int(number) for number in text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(text)
+    return part, parts
+
+
 def _all(subject: _Subject, options: argparse.Namespace) -> None:
+    part, parts = options.slice
     calls = record(subject.sweep)
     every = list(singles(calls))
-    chosen = every
-    if options.singles < len(every):
-        chosen = random.Random(options.seed).sample(every, options.singles)
+    chosen = [planned for planned in every if in_slice(planned, part, parts)]
+    if options.singles < len(chosen):
+        chosen = random.Random(options.seed).sample(chosen, options.singles)
     print(f"{subject}: {len(calls)} store calls, {len(every)} single faults, {len(chosen)} of them", flush=True)
-    _many(subject, iter(chosen), "single faults", options.seed)
-    _many(subject, pairs(subject.sweep, calls, options.pairs, options.seed), "pairs", options.seed)
+    _many(subject, chosen, f"of {len(every)} single faults", options)
+    some = [
+        first for number, first in enumerate(firsts(calls, options.pairs, options.seed)) if number % parts == part - 1
+    ]
+    _many(subject, some, f"of {-(-options.pairs // 5)} first faults of {options.pairs} pairs", options)
 
 
-def _many(subject: _Subject, plans: Iterator[Planned], what: str, seed: int) -> None:
-    sweep, progress = subject.sweep, Progress()
-    done, shown, lives = 0, len(sweep.broken), sweep.lives
-    sweep.met.clear()
-    sweep.refused.clear()
+def _many(subject: _Subject, units: Iterable[Unit], what: str, options: argparse.Namespace) -> None:
+    sweep, progress, done = Sweep(subject.sweep.place, subject.sweep.life), Progress(), 0
 
-    def told(count: str) -> str:
+    def told() -> str:
         return (
-            f"{count} {what} of {subject} (seed {seed}): {len(sweep.broken)} violations, {sweep.lives - lives} lives, "
+            f"{done} {what} of {subject} (seed {options.seed}, slice {options.slice[0]}/{options.slice[1]}): "
+            f"{len(sweep.failed)} lives broke a promise, {sweep.unmet} faults unmet, {sweep.lives} lives, "
             f"{progress.seconds:.0f} s; met {dict(sorted(sweep.met.items()))}; told users {dict(sweep.refused)}"
         )
 
-    for done, planned in enumerate(plans, 1):
-        sweep.live(planned)
-        found, shown = sweep.broken[shown:], len(sweep.broken)
-        for line in found[:1]:
+    for lived in subject.workers.live(sweep.life, units):
+        done += 1
+        sweep.add(lived)
+        for planned, line in lived.failed:
             print(f"BROKEN: {line[:1_500]}\n  {_command(planned, subject)}", flush=True)
-        if subject.store == "local":
-            shutil.rmtree(sweep.place.prefix, ignore_errors=True)
-        progress.tell(lambda done=done: told(str(done)))
-    progress.tell(lambda: told(f"all {done}"), at_once=True)
+        progress.tell(told)
+    progress.tell(told, at_once=True)
+    subject.sweep.broken += sweep.broken
 
 
 def _command(planned: Planned, subject: _Subject) -> str:

@@ -5,6 +5,7 @@ A sample in every run; `make faults` is all of it, `make prove` more.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,16 +15,17 @@ from typing import Any
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.errors import UnavailableError
+from lance_memwal.errors import CorruptDataError, UnavailableError
 from lance_memwal.log import wal
+from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.process.cache import CACHE
-from lance_memwal.store import memory
+from lance_memwal.store import memory, paths
 from lance_memwal.store.own import put_or_find
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from tests.harness.profile import scaled
 from tests.kit.rich_life import RichLife
-from tests.kit.table_faults import Planned, Sweep, pairs, record, singles
+from tests.kit.table_faults import Planned, Sweep, in_slice, pairs, record, singles
 from tests.kit.table_life import CanonicalLife, Place
 
 _PLACE = "table-faults"
@@ -119,6 +121,17 @@ def test_no_fault_breaks_a_table_on_s3(s3_table: tuple[str, dict[str, str]]) -> 
     assert sweep.met["1 faults"] >= ONE_MET * wanted
 
 
+def test_an_entry_that_was_read_badly_once_is_not_taken_for_collected(sweep: Sweep) -> None:
+    calls = record(sweep)
+    collected = max(call.index for call in calls if call.kind == "put_new" and "/memwal_floor/2" in call.path)
+    above = paths.wal_entry_path(mw.shard_id_for(mw.Unsharded()), 9)  # it says whether the large write at 8 counts
+    for index in [call.index for call in calls[collected:] if call.kind == "get" and call.path == above]:
+        sweep.live(Planned(({index: FaultKind.SHORT_READ},)))
+    assert sweep.met["short_read"]
+    assert sweep.refused["CorruptDataError"]
+    assert sweep.broken == [], shown(sweep)
+
+
 def test_the_life_finds_a_write_that_was_acknowledged_and_never_made(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,4 +161,83 @@ def test_the_life_finds_a_consumer_that_is_not_waited_for(sweep: Sweep, monkeypa
     CACHE.clear()
     monkeypatch.setattr(ConsumerFloors, "needs", lambda *_: False)
     record(sweep)
-    assert sweep.refused["CollectedError"] or sweep.broken, "collection passed a consumer, and nobody noticed"
+    assert any("no fault explains consume: CollectedError" in line for line in sweep.broken), shown(sweep)
+
+
+@pytest.mark.parametrize(("life", "second"), [(CanonicalLife, 2), (RichLife, 4)], ids=["canonical", "rich"])
+def test_lives_find_a_put_that_was_cut_into_pieces(
+    sweep: Sweep, life: type[CanonicalLife], second: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = mw.TableWriter.put
+
+    def pieces(self: mw.TableWriter, rows: Any, **options: Any) -> Any:
+        if not isinstance(rows, list):
+            return honest(self, rows, **options)
+        return [honest(self, [row], **options) for row in rows][-1]
+
+    monkeypatch.setattr(mw.TableWriter, "put", pieces)
+    sweep.life = life
+    entries = [call.index for call in record(sweep) if call.kind == "put_new" and "/wal/" in call.path]
+    assert sweep.broken == [], "without a crash nobody can tell"
+    sweep.live(Planned(({entries[second]: FaultKind.CRASH_BEFORE},)))
+    assert any("I4: a scan after a crash shows a part of a write" in line for line in sweep.broken), shown(sweep)
+
+
+def test_the_life_finds_the_wrong_object_told_to_be_torn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = EntryDecoder.decode
+
+    def decode(self: EntryDecoder, data: bytes, position: int, *, path: str) -> Any:
+        return honest(self, data, position, path=path + ".other")
+
+    entries = [call for call in record(sweep) if call.kind == "put_new" and "/wal/" in call.path]
+    torn = Planned(({entries[2].index: FaultKind.TORN_OBJECT},))
+    sweep.live(torn)
+    assert sweep.broken == [], shown(sweep)
+    assert sweep.refused["CorruptDataError"]
+    monkeypatch.setattr(EntryDecoder, "decode", decode)
+    sweep.live(torn)
+    assert any("nothing damaged" in line for line in sweep.broken), shown(sweep)
+
+
+def test_the_life_judges_what_lies_beside_a_torn_object(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumed = [call for call in record(sweep) if call.kind == "put_new" and "memwal_consumers" in call.path]
+    torn = Planned(({consumed[-1].index: FaultKind.TORN_OBJECT},))
+    sweep.live(torn)
+    assert sweep.broken == [], shown(sweep)
+    honest = mw.Table.lookup
+    monkeypatch.setattr(mw.Table, "lookup", lambda self, keys: honest(self, keys[1:]))
+    sweep.live(torn)
+    assert any("I7: a lookup gives" in line for line in sweep.broken), shown(sweep)
+
+
+@pytest.mark.parametrize(
+    ("error", "at", "told"),
+    [
+        (UnavailableError("for no reason"), {}, "this process met no fault"),
+        (UnavailableError("for no reason"), {25: FaultKind.CRASH_AFTER}, "this process met no fault"),
+        (CorruptDataError("never", path="x"), {25: FaultKind.CRASH_AFTER}, "nothing damaged x"),
+        (CorruptDataError("never", path="x"), {25: FaultKind.ERROR_AFTER}, "nothing damaged x"),
+    ],
+    ids=["without", "after-a-crash", "damage-after-a-crash", "damage-after-a-lost-answer"],
+)
+def test_the_life_finds_an_error_that_no_fault_explains(
+    sweep: Sweep, error: Exception, at: dict[int, FaultKind], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, raised = mw.Table.checkpoints, list[Exception]()
+
+    def checkpoints(self: mw.Table) -> Any:
+        if not raised:
+            raised.append(error)
+            raise error
+        return honest(self)
+
+    monkeypatch.setattr(mw.Table, "checkpoints", checkpoints)
+    sweep.live(Planned((at,)))
+    assert any(told in line for line in sweep.broken), shown(sweep)
+
+
+def test_slices_have_every_single_fault_once(sweep: Sweep) -> None:
+    every = list(singles(record(sweep)))
+    parts = [[planned for planned in every if in_slice(planned, part, 7)] for part in range(1, 8)]
+    assert sorted(map(str, itertools.chain(*parts))) == sorted(map(str, every))
+    assert min(map(len, parts)) > len(every) / 10

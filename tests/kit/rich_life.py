@@ -36,6 +36,8 @@ _WORDS: Final = ("amber", "basalt", "cedar")
 class RichLife(CanonicalLife):
     """As `CanonicalLife`; `value` is the sequence that rows go by, and the image of a row follows from it."""
 
+    _sharding = _SHARDS
+
     def _create(self) -> mw.Table:
         return mw.create_table(
             self._location, _SCHEMA, primary_key="id", sharding=_SHARDS, merge=mw.LastWrite("value"), exist_ok=True

@@ -16,12 +16,12 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript, StoreCall
 from tests.kit.table_life import CanonicalLife, Place
 
-__all__ = ["Planned", "Sweep", "can_meet", "pairs", "record", "singles"]
+__all__ = ["First", "Planned", "Sweep", "can_meet", "firsts", "in_slice", "pairs", "record", "singles"]
 
 KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.LIST_MISSES)
 CRASHES = frozenset({FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER})
@@ -30,6 +30,7 @@ _EFFECTS = frozenset({"put_new", "put", "delete"})
 _LATE_AFTER_CALLS = (0, 3, 40)
 _SECONDS_PER_FIRST = 5
 _NEAR = 14
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,11 @@ class Sweep:
     place: Place
     life: type[CanonicalLife] = CanonicalLife
     lives: int = 0
+    unmet: int = 0
     met: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
+    failed: list[tuple[Planned, str]] = field(default_factory=list)
 
     def live(self, planned: Planned) -> list[FaultScript]:
         """One life; its scripts, with what they recorded."""
@@ -78,18 +81,31 @@ class Sweep:
         injected = [call for script in scripts for call in script.injected]
         self.met[f"{len(injected)} faults"] += 1
         self.met.update(call.fault.value for call in injected if call.fault is not None)
-        if _left_damage(injected):
-            found = [line for line in found if not line.startswith("damaged at ")]
-        elif not found and life.oracle.refused and _goes_unseen(injected):
+        if not found and life.oracle.refused and _goes_unseen(injected):
             found = [f"a user saw it: {life.oracle.refused[0]}"]
         self.refused.update(line.partition(": ")[2].partition(":")[0] for line in life.oracle.refused)
         where = ", ".join(f"{call.kind} {call.path}" for call in injected)
         self.broken += [f"{planned} ({where}): {line}" for line in found]
+        if found:
+            self.failed.append((planned, self.broken[-len(found)]))
         return scripts
 
+    def meet(self, planned: Planned) -> None:
+        """Live until what is planned was met, a few times: time may move calls."""
+        wanted = sum(map(len, planned.at))
+        for _ in range(_TRIES):
+            if sum(len(script.injected) for script in self.live(planned)) == wanted:
+                return
+        self.unmet += 1
 
-def _left_damage(injected: Sequence[StoreCall]) -> bool:
-    return any(call.fault is FaultKind.TORN_OBJECT for call in injected)
+    def add(self, other: Sweep) -> None:
+        """What came of other lives counts here, too."""
+        self.lives += other.lives
+        self.unmet += other.unmet
+        self.met.update(other.met)
+        self.refused.update(other.refused)
+        self.broken += other.broken
+        self.failed += other.failed
 
 
 def _goes_unseen(injected: Sequence[StoreCall]) -> bool:
@@ -117,24 +133,44 @@ def singles(calls: Sequence[StoreCall]) -> Iterator[Planned]:
                 yield Planned(({call.index: kind},), late_after_calls=late)
 
 
-def pairs(sweep: Sweep, calls: Sequence[StoreCall], count: int, seed: int) -> Iterator[Planned]:
-    """Two faults: the first at a call that changes storage, the second at one of those that follow."""
-    draw = random.Random(seed)
-    critical = [call for call in calls if call.kind in _EFFECTS]
-    made = 0
-    while made < count:
-        first = draw.choice(critical)
-        kind = draw.choice(can_meet(first))
-        late = draw.choice(_LATE_AFTER_CALLS)
-        alone = Planned(({first.index: kind},), seed=seed, late_after_calls=late)
-        scripts = sweep.live(Planned((*alone.at, {}), seed=seed, late_after_calls=late))
-        after = scripts[1].calls if kind in CRASHES else scripts[0].calls[first.index + 1 :]
-        for _ in range(min(_SECONDS_PER_FIRST, count - made, len(after))):
+def in_slice(planned: Planned, part: int, parts: int) -> bool:
+    """Whether a single fault is in part `part` (from 1) of `parts`: by its call, so that runs agree although calls may move."""
+    return min(planned.at[0]) % parts == part - 1
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first of two faults, and how many lives with a second one follow from it."""
+
+    planned: Planned
+    seconds: int
+    seed: str
+
+    def followed(self, sweep: Sweep) -> Iterator[Planned]:
+        """Pairs with this one: the second at a call of the life that has met it."""
+        draw, alone = random.Random(self.seed), self.planned
+        ((index, kind),) = alone.at[0].items()
+        scripts = sweep.live(replace(alone, at=(*alone.at, {})))
+        after = scripts[1].calls if kind in CRASHES else scripts[0].calls[index + 1 :]
+        for _ in range(min(self.seconds, len(after))):
             near = draw.random() < 0.5
             second = draw.choice(after[:_NEAR] if near else [c for c in after if c.kind in _EFFECTS] or after)
-            other = draw.choice(can_meet(second))
-            made += 1
-            if kind in CRASHES:
-                yield Planned((*alone.at, {second.index: other}), seed=seed, late_after_calls=late)
-            else:
-                yield Planned(({first.index: kind, second.index: other}, {}), seed=seed, late_after_calls=late)
+            other = {second.index: draw.choice(can_meet(second))}
+            yield replace(alone, at=(*alone.at, other) if kind in CRASHES else ({index: kind, **other}, {}))
+
+
+def firsts(calls: Sequence[StoreCall], count: int, seed: int) -> Iterator[First]:
+    """First faults for `count` pairs: at calls that change storage."""
+    critical = [call for call in calls if call.kind in _EFFECTS]
+    for number, made in enumerate(range(0, count, _SECONDS_PER_FIRST)):
+        draw = random.Random(f"{seed}/{number}")
+        call = draw.choice(critical)
+        at = {call.index: draw.choice(can_meet(call))}
+        planned = Planned((at,), seed=seed, late_after_calls=draw.choice(_LATE_AFTER_CALLS))
+        yield First(planned, min(_SECONDS_PER_FIRST, count - made), f"{seed}/{number}/second")
+
+
+def pairs(sweep: Sweep, calls: Sequence[StoreCall], count: int, seed: int) -> Iterator[Planned]:
+    """Two faults: the first at a call that changes storage, the second at one of those that follow."""
+    for first in firsts(calls, count, seed):
+        yield from first.followed(sweep)

@@ -6,8 +6,11 @@ a column, collected, taken over, appended to exactly once, maintained. Clients b
 goes on where the first one stopped. Invariants of the oracle:
 
 1. It knows the possible rows of every key: one after an acknowledgement, more while an answer is out.
-2. It judges through a store without faults, after every effect that was late has come.
-3. An error that leaves the library must be one of its own.
+2. Of a write without an answer a shard shows all rows or none, as far as nobody wrote them since.
+3. It judges through a store without faults, after every effect that was late has come.
+4. An error that leaves the library must be one of its own, and must have a reason: a fault that its process met, or an object
+   that was torn. What is told to be damaged must be what the damage was done to. No consumer is ever passed by collection.
+5. Where a torn object ends a part of the verdict, the other parts are judged all the same.
 """
 
 from __future__ import annotations
@@ -24,10 +27,19 @@ import lance
 import pyarrow as pa
 
 import lance_memwal as mw
-from lance_memwal.errors import CollectedError, CorruptDataError, FencedError, InvalidInputError, MemWalError
+from lance_memwal.errors import (
+    CollectedError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    MemWalError,
+    TableReplacedError,
+    UnsupportedFormatError,
+)
 from lance_memwal.process.cache import CACHE
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.testing import FaultScript, SimulatedCrash
+from lance_memwal.testing import FaultKind, FaultScript, SimulatedCrash
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import Transaction
 from lance_memwal.write.once import OnceAppender
@@ -45,7 +57,11 @@ _NOW = timedelta(0)
 _STALE = 100
 _ZERO = [{"id": _STALE, "value": 0, "note": None}]
 
+# Whatever goes wrong with a store, these say something that is not so.
+_NEVER = (InvalidInputError, CollectedError, TableReplacedError)
+
 Row = tuple[int, str | None]
+Rows = dict[int, set[Row | None]]
 Change = Callable[[Row | None], Row | None]
 
 
@@ -62,16 +78,40 @@ class Place:
         return resolve(f"{self.prefix}/{name}", self.options, clock=SkippingClock(), wrap=wrap)
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """One write to one shard: the rows that are possible without it, and with it, of the keys that nobody wrote since."""
+
+    before: Rows
+    after: Rows
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Others write these keys now: what they show says nothing about this write any more."""
+        for key in keys:
+            self.before.pop(key, None)
+            self.after.pop(key, None)
+
+    def settle(self, key: int, row: Row | None) -> None:
+        """From now on `key` shows `row`."""
+        if key in self.before:
+            self.before[key] &= {row}
+            self.after[key] &= {row}
+
+    def is_halved(self, rows: Mapping[int, Row]) -> bool:
+        """Whether `rows` have some of this write, and not all."""
+        return not any(all(rows.get(key) in side[key] for key in side) for side in (self.before, self.after))
+
+
 @dataclass
 class TableOracle:
     """What clients did and what they were told."""
 
-    possible: dict[int, set[Row | None]] = field(default_factory=dict)
+    possible: Rows = field(default_factory=dict)
+    unanswered: list[Unanswered] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     mirror: dict[int, dict[str, Any]] = field(default_factory=dict)
     then: dict[int, Row] | None = None
-    began_again: int = 0
     crashed_at: str = ""
 
 
@@ -82,10 +122,13 @@ class CanonicalLife:
     (`_look_closer`, `_judge_more`).
     """
 
+    _sharding: ClassVar[Sharding] = mw.Unsharded()
+
     def __init__(self, place: Place, name: str, scripts: Sequence[FaultScript]) -> None:
         self.oracle = TableOracle()
         self._place, self._name = place, name
         self._scripts = list(scripts)
+        self._ended = list[FaultScript]()
         self._values = itertools.count(1)
         self._begin_process()
 
@@ -102,14 +145,14 @@ class CanonicalLife:
 
     def run(self) -> list[str]:
         """Live it to the end, over crashes; what is wrong after it."""
-        scripts = [self.script, *self._scripts]
         for step in self.steps:
             try:
                 step(self)
             except SimulatedCrash:
                 self.oracle.crashed_at += f" {step.__name__}"
-                self._abandon()
-                self.script.settle()
+                self._end_process()
+                if step is not self.steps[0]:
+                    self.oracle.broken += self._judged(self._judge_crashed)
                 self._begin_process()
                 if step is self.steps[0]:
                     step(self)  # nothing else can be done without a table
@@ -117,13 +160,17 @@ class CanonicalLife:
                 self._refuse(step.__name__, error)
             except Exception as error:
                 self.oracle.broken.append(f"{step.__name__} raised {error!r}, which is none of our errors")
-        self._abandon()
-        for script in scripts:
-            script.settle()
+        self._end_process()
         self._scripts.clear()
         self._begin_process()
         found = list(self._verdict())
         return [*self.oracle.broken, *found]  # the verdict, too, notes what is broken
+
+    def _end_process(self) -> None:
+        """The process is no more, and what it sent arrives."""
+        self._abandon()
+        self.script.settle()
+        self._ended.append(self.script)
 
     def _abandon(self) -> None:
         """The process, or its writer, ends here, without a farewell."""
@@ -135,9 +182,25 @@ class CanonicalLife:
         self._writer = None
 
     def _refuse(self, what: str, error: MemWalError) -> None:
-        if isinstance(error, InvalidInputError):
-            self.oracle.broken.append(f"{what}: nothing is wrong with the call, but {error}")
-        self.oracle.refused.append(f"{what}: {type(error).__name__}: {error}")
+        told = f"{what}: {type(error).__name__}: {error}"
+        if isinstance(error, _NEVER):
+            self.oracle.broken.append(f"no fault explains {told}")
+        elif (damage := _damage(error)) is not None:
+            if not self._is_damaged(damage.path):
+                self.oracle.broken.append(f"nothing damaged {damage.path}, but {told}")
+        elif not self.script.injected and not self._torn():
+            self.oracle.broken.append(f"this process met no fault, but {told}")
+        self.oracle.refused.append(told)
+
+    def _is_damaged(self, path: str | None) -> bool:
+        """Whether this is what was torn, or what this process was given damaged bytes of."""
+        damaged = [call.path for call in self.script.injected if call.fault and not call.fault.keeps_contract]
+        return any(_is_same(path, other) for other in (*self._torn(), *damaged))
+
+    def _torn(self) -> list[str]:
+        """The objects of which half is on storage."""
+        met = [call for script in (*self._ended, self.script) for call in script.injected]
+        return [call.path for call in met if call.fault is FaultKind.TORN_OBJECT]
 
     @property
     def table(self) -> mw.Table:
@@ -165,19 +228,29 @@ class CanonicalLife:
 
     def _write(self, keys: Iterable[int], change: Change, call: Callable[[], object]) -> bool:
         """Write what turns the rows of `keys` into others; whether it was acknowledged."""
-        possible = self.oracle.possible
-        before = {key: set(possible.get(key, {None})) for key in keys}
-        for key, rows in before.items():
-            possible[key] = rows | {change(row) for row in rows}
+        possible, unanswered = self.oracle.possible, self.oracle.unanswered
+        before = {key: possible.get(key, {None}) for key in keys}
+        after = {key: {change(row) for row in rows} for key, rows in before.items()}
+        for other in unanswered:
+            other.forget(before)
+        unanswered += (parts := self._by_shard(before, after))
+        possible.update({key: rows | after[key] for key, rows in before.items()})
         try:
             call()
         except MemWalError as error:
             self._refuse("write", error)
             self._abandon()
             return False
-        for key, rows in before.items():
-            possible[key] = {change(row) for row in rows}
+        possible.update(after)
+        del unanswered[-len(parts) :]
         return True
+
+    def _by_shard(self, before: Rows, after: Rows) -> list[Unanswered]:
+        parts = dict[str, Unanswered]()
+        for key, rows in before.items():
+            part = parts.setdefault(mw.shard_id_for(self._sharding, key), Unanswered({}, {}))
+            part.before[key], part.after[key] = set(rows), set(after[key])
+        return list(parts.values())
 
     def _put(self, *keys: int, note: str | None = None, txn: tuple[str, int] | None = None, **more: Any) -> bool:
         value = next(self._values)
@@ -194,6 +267,8 @@ class CanonicalLife:
         if row not in self.oracle.possible.get(key, {None}):
             self.oracle.broken.append(f"I7: get({key}) gives {row}, possible is {self.oracle.possible.get(key)}")
         self.oracle.possible[key] = {row}
+        for write in self.oracle.unanswered:
+            write.settle(key, row)
         return row
 
     # ------------------------------------------------------------------------------------------------------------ steps
@@ -224,7 +299,7 @@ class CanonicalLife:
         self._put(1, 7, note="second")
         value = next(self._values)
         rows = [{"id": 3, "value": value, "note": None}]
-        self._write([3], lambda _: (value, None), lambda: self.writer.put_nowait(rows).wait(60))
+        self._write([3], lambda _: (value, None), lambda: self.writer.put_nowait(rows).wait())
         self._look(2)
 
     def keep(self) -> None:
@@ -239,14 +314,7 @@ class CanonicalLife:
         self.oracle.then = rows
 
     def consume(self) -> None:
-        try:
-            self._again("consume", self._consume)
-        except CollectedError as error:
-            self._refuse("consume", error)
-            self.oracle.began_again += 1
-            self.oracle.mirror.clear()
-            self.table.drop_consumer("mirror")
-            self._consume()
+        self._again("consume", self._consume)
 
     def _consume(self) -> None:
         reader = self.table.consumer("mirror", start="snapshot", until="now")
@@ -385,38 +453,67 @@ class CanonicalLife:
         for key in possible.keys() | rows.keys():
             if rows.get(key) not in possible.get(key, {None}):
                 yield f"I1, I2: {what} shows {rows.get(key)} for key {key}, possible is {possible.get(key)}"
+        for write in self.oracle.unanswered:
+            if write.is_halved(rows):
+                yield f"I4: {what} shows a part of a write: {write}, of which it has { ({k: rows.get(k) for k in write.before}) }"
 
     def _verdict(self) -> Iterator[str]:
-        """What is wrong; damage that storage was left with may be told instead."""
-        try:
-            yield from self._judge()
-        except CorruptDataError as error:
-            yield f"damaged: {error}" if error.path is None else f"damaged at {error.path}: {error}"
-        except Exception as error:
-            yield f"the verdict failed: {error!r}"
-        finally:
+        """What is wrong; a torn object may be told of instead, by the parts that need it."""
+        for part in (self._judge_reads, self._judge_writer, self._judge_feed, self._judge_base, self._judge_verify):
+            yield from self._judged(part)
             self._abandon()
 
-    def _judge(self) -> Iterator[str]:
+    def _judged(self, part: Callable[[], Iterator[str]]) -> Iterator[str]:
+        try:
+            yield from part()
+        except Exception as error:
+            damage = _damage(error)
+            if damage is None:
+                yield f"{part.__name__} failed: {error!r}"
+            elif not self._is_damaged(damage.path):
+                yield f"damaged at {damage.path}: {error}"
+            self.oracle.refused.append(f"verdict: {type(error).__name__}: {error}")
+
+    def _judge_crashed(self) -> Iterator[str]:
+        """What others see before anybody writes again."""
+        CACHE.clear()
+        table = mw.open_table(self._place.location(self._name))
+        found = list[str]()
+        rows = _by_key(table.scan().to_table(), found, "a scan after a crash")
+        yield from (*found, *self._impossible("a scan after a crash", rows))
+
+    def _judge_reads(self) -> Iterator[str]:
         found = list[str]()
         rows = self._scan()
         keys = [*range(13), _STALE, *_BULK[::40]]
         looked = _by_key(self.table.lookup(keys), found, "a lookup")
         if looked != {key: row for key, row in rows.items() if key in keys}:
             found.append(f"I7: a lookup gives {looked}, not {rows}")
+        yield from found
+
+    def _judge_writer(self) -> Iterator[str]:
+        found = list[str]()
+        rows = self._scan()
         for opens in (1, 2):
-            writer = self.writer
-            again = _by_key(writer.scan().to_table(), found, "a writer")
+            again = _by_key(self.writer.scan().to_table(), found, "a writer")
             if again != rows:
                 found.append(f"I6: open {opens} shows other rows: {_difference(again, rows)}")
             self._abandon()
-        self._put(13, note="after all")
+        if not self._put(13, note="after all") and not self._torn():
+            found.append("a table without faults takes no writes")
         self.close()
+        yield from found
+
+    def _judge_feed(self) -> Iterator[str]:
         rows = self._scan()
         self._consume()
         mirror = {key: (row["value"], row["note"]) for key, row in self.oracle.mirror.items()}
         if mirror != rows:
-            found.append(f"the mirror of a consumer differs: {_difference(mirror, rows)}")
+            yield f"the mirror of a consumer differs: {_difference(mirror, rows)}"
+
+    def _judge_base(self) -> Iterator[str]:
+        found = list[str]()
+        rows = self._scan()
         self.table.flush(idle_seconds=0, force=True)
         self.table.compact()
         self.table.maintain(versions=_NOW, grace_seconds=0)
@@ -426,13 +523,28 @@ class CanonicalLife:
             if later != rows:
                 found.append(f"I8: {what} shows other rows: {_difference(later, rows)}")
         self._judge_more(rows)
-        problems = self.table.verify().problems
-        if problems:
-            found.append(f"verify finds a fault: {problems[:2]}")
         yield from found
+
+    def _judge_verify(self) -> Iterator[str]:
+        torn = self._torn()
+        for problem in self.table.verify().problems:
+            if not any(path in f"{problem.where} {problem.what}" for path in torn):
+                yield f"verify finds a fault: {problem}"
 
     def _judge_more(self, rows: Mapping[int, Row]) -> None:
         """Compare in the end what else a life can see of its rows; what is wrong is noted as broken."""
+
+
+def _damage(error: BaseException | None) -> CorruptDataError | UnsupportedFormatError | None:
+    """The damage that an error tells of, or that it comes from."""
+    while error is not None and not isinstance(error, CorruptDataError | UnsupportedFormatError):
+        error = error.__cause__
+    return error
+
+
+def _is_same(told: str | None, path: str) -> bool:
+    """Whether an error that names `told` means the object at `path`, or the SSTable that it is a file of."""
+    return told is not None and (told == path or path.startswith(f"{told}/"))
 
 
 def _by_key(rows: pa.Table, broken: list[str], what: str) -> dict[int, Row]:
