@@ -6,6 +6,7 @@ Owns `DO` and `do`. After every step the table must show the model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tests.machine import following, keeping, one_shard, others, reading, writing
 from tests.machine.life import MachineLife
@@ -21,8 +22,10 @@ DO: dict[str, Callable[..., None]] = {
 }
 
 
-def do(life: MachineLife, step: Step) -> None:
-    """One step, and a look at the table."""
+def do(life: MachineLife, step: Step) -> dict[str, list[Any]]:
+    """One step, and a look at the table; returns what was answered, by what was asked."""
     name, arguments = step
+    life.told = {}
     DO[name](life, **arguments)
     life.check()
+    return life.told

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from tests.machine.life import MachineLife
+from tests.machine.life import MachineLife, in_order
 from tests.machine.model import FILTERS, Mirror, Moment, Row
 
 __all__: list[str] = []
@@ -51,6 +51,11 @@ def _same_as_now(life: MachineLife, mirror: Mirror) -> None:
     assert ours == {key: row["v"] for key, row in now.items() if key not in mirror.foreign}
 
 
+def _tell_mirror(life: MachineLife, what: str, mirror: Mirror) -> None:
+    rows = [row for key, row in mirror.rows.items() if key not in mirror.foreign]
+    life.tell(what, in_order(rows, ["v", "s", "q"]))
+
+
 def follow(life: MachineLife, before: bool) -> None:
     """A consumer, whose place is kept however often the table is collected, has all that was written to the log."""
     life.make_durable()
@@ -63,6 +68,7 @@ def follow(life: MachineLife, before: bool) -> None:
         consumer.commit()
         assert mw.Cursor.parse(str(consumer.cursor)) == consumer.committed
     _same_as_now(life, mirror)
+    _tell_mirror(life, name, mirror)
     assert consumer.lag() == 0
     consumer.stop()
     assert list(consumer) == []
@@ -94,8 +100,10 @@ def changes_since(life: MachineLife, which: int) -> None:
         for batch in life.table.changes(start=moment.at, until="now", net=bool(life.kind.key)):
             _play(life, mirror, batch)
     except mw.CollectedError:
-        return  # only a consumer keeps the log
+        assert moment.passed, moment.at  # only a consumer keeps the log
+        return
     _same_as_now(life, mirror)
+    _tell_mirror(life, "changes since", mirror)
 
 
 def changes_in_parts(life: MachineLife, which: int, where: str | None) -> None:
@@ -118,7 +126,9 @@ def changes_in_parts(life: MachineLife, which: int, where: str | None) -> None:
         some = life.table.changes(start=moment.at, until=end, filter=where)
         met = _by_shard(life, [row for batch in some for row in batch.to_pylist()])
     except mw.CollectedError:
+        assert moment.passed, moment.at
         return
+    life.tell("net changes", _net(life, told))
     assert _by_shard(life, parts) == told
     assert mw.Cursor.parse(str(end)) == end
     assert all(end.positions[shard] >= position for shard, position in first.cursor.positions.items())
@@ -134,6 +144,13 @@ def _by_shard(life: MachineLife, changes: list[Row]) -> dict[str, list[tuple[Any
     return found
 
 
+def _net(life: MachineLife, told: dict[str, list[tuple[Any, ...]]]) -> list[Any]:
+    """The last change of every key, or all rows where there is none: what a feed comes to, however rows are spread."""
+    changes = [change for rows in told.values() for change in rows]
+    last = {change[1]: change for change in changes}
+    return sorted(last.values() if life.kind.key else changes, key=repr)
+
+
 def diff(life: MachineLife, which: int, before: bool) -> None:
     """What differs between then and now, net."""
     moment = life.model.moment(which)
@@ -143,8 +160,10 @@ def diff(life: MachineLife, which: int, before: bool) -> None:
     try:
         rows = life.table.diff(moment.at, life.table.snapshot(), before=before).to_pylist()
     except mw.CollectedError:
-        assert not moment.kept
+        assert moment.passed, moment.at
+        assert not moment.kept, moment.at
         return
+    life.tell("differences", in_order(rows, [*life.kind.names, "v", "s", "q", "_op"]))
     if life.kind.key:
         wanted = Counter(_differences(life, moment, before=before))
         assert Counter((tuple(row[name] for name in life.kind.names), row["_op"]) for row in rows) == wanted

@@ -127,10 +127,12 @@ def compact_half(life: MachineLife, trim: bool) -> None:
 
 def collect(life: MachineLife) -> None:
     life.table.gc(grace_seconds=0)
+    life.collected()
 
 
 def maintain(life: MachineLife) -> None:
     life.table.maintain(versions=timedelta(0), grace_seconds=0)
+    life.collected()
     life.fresh.clear()
 
 
@@ -154,6 +156,7 @@ def optimize(life: MachineLife) -> None:
 
 def optimize_the_table(life: MachineLife) -> None:
     life.table.optimize(cleanup_older_than=timedelta(0))
+    life.collected()
     life.fresh.clear()
 
 
@@ -262,6 +265,7 @@ def repair(life: MachineLife, for_repair: bool) -> None:
 def look_at_numbers(life: MachineLife) -> None:
     """What the table says of itself."""
     stats = life.table.stats()
+    life.tell("live rows", stats.live_rows)
     assert stats.live_rows == len(life.model.rows)
     assert {shard.shard_id for shard in stats.shards} == {shard.shard_id for shard in life.table.shards()}
     assert {info.name for info in stats.consumers} == life.model.mirrors.keys()

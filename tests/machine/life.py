@@ -19,7 +19,7 @@ from lance.blob import BlobType, blob_array
 import lance_memwal as mw
 from lance_memwal.process.cache import CACHE
 from tests.kit.tables import Outside
-from tests.machine.model import Model, Row
+from tests.machine.model import Model, Row, Storage
 from tests.machine.setup import BLOB, KEYS, Configuration, Kind, added_values
 
 __all__ = ["MachineLife", "in_order"]
@@ -48,6 +48,7 @@ class MachineLife:
         self.writer: mw.TableWriter | None = None
         self.zombies: list[mw.TableWriter] = []
         self.indexes: set[str] = set()
+        self.told: dict[str, list[Any]] = {}  # what the last step answered
         self.fresh: set[int] = set()  # numbers of keys that are certainly above the base table
         self._cache_bytes = CACHE.limit_bytes
         if configuration.cache_bytes is not None:
@@ -175,7 +176,24 @@ class MachineLife:
         keys = [self.kind.key_of(number) for number in numbers]
         return keys if len(self.kind.key) > 1 else [key[0] for key in keys]
 
+    # -------------------------------------------------------------------------------------------------------- collecting
+
+    def storage(self) -> Storage:
+        """What storage has come to."""
+        shards = mw.open_table(self.uri).shards()
+        found = {shard.shard_id: mw.ShardManifestStore(self.uri, shard.shard_id).read_latest() for shard in shards}
+        versions = {shard_id: manifest.version for shard_id, manifest in found.items() if manifest is not None}
+        return lance.dataset(self.uri).version, versions
+
+    def collected(self) -> None:
+        """A step has just collected: log entries, SSTables, or versions of the base table."""
+        self.model.collected(self.storage())
+
     # ---------------------------------------------------------------------------------------------------------- comparing
+
+    def tell(self, what: str, answer: Any) -> None:
+        """Note an answer that must be the same in every configuration that gives it."""
+        self.told.setdefault(what, []).append(answer)
 
     def same_transactions(self, found: Mapping[str, int], shard_id: str, *, whole: bool = True) -> None:
         """A shard knows those that were written to it; writers that share have others among themselves."""
@@ -190,11 +208,9 @@ class MachineLife:
 
     def check(self) -> None:
         """A scan shows the model."""
-        self.same(self.table.scan().to_table(), self.model.rows.values())
-
-    def answer(self) -> list[tuple[Any, ...]]:
-        """All live rows, so that lives can be compared with each other."""
-        return in_order(self.table.scan().to_table().to_pylist(), self.model.columns)
+        found = self.table.scan().to_table()
+        self.tell("the table", in_order(found.to_pylist(), self.model.columns))
+        self.same(found, self.model.rows.values())
 
     def close(self) -> None:
         """The end: everybody agrees, in this process, in another one, in the base table and after another open."""

@@ -4,7 +4,8 @@ Owns `Model`, `Moment` and `Mirror`. A row is a dict; of a table without a key e
 Invariants:
 
 1. A row that a write makes has a `v` that no other row has, except where a test writes the same row twice on purpose.
-2. Who follows the feed from a moment on has what the table has, except for keys that are `foreign` to it: somebody wrote
+2. A moment may be gone only if somebody collected after it, when storage had changed since. Nothing else is an excuse.
+3. Who follows the feed from a moment on has what the table has, except for keys that are `foreign` to it: somebody wrote
    them straight to the base table since, and the log does not tell.
 """
 
@@ -14,10 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FILTERS", "Mirror", "Model", "Moment", "Row"]
+__all__ = ["FILTERS", "Mirror", "Model", "Moment", "Row", "Storage"]
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
+Storage = tuple[int, dict[str, int]]
+"""The version of the base table, and that of every shard's manifest."""
 
 FILTERS: dict[str | None, Callable[[Row], bool]] = {
     None: lambda row: True,
@@ -29,18 +32,21 @@ FILTERS: dict[str | None, Callable[[Row], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Moment:
     """The rows and columns at a time, and the names by which the table knows it: what `Table.at` takes.
 
-    The rows are its own: columns come and go later.
+    The rows are its own: columns come and go later. `storage` is what storage had come to by then, in versions of manifests;
+    `passed` says that something was collected at a later one, so that what is not kept may be gone.
     """
 
     rows: dict[Key, Row]
     columns: tuple[str, ...]
     at: Any
     kept: bool
+    storage: Storage
     foreign: set[Key] = field(default_factory=set)
+    passed: bool = False
 
 
 @dataclass(slots=True)
@@ -119,10 +125,15 @@ class Model:
         for row in self.rows.values():
             row.pop(name, None)
 
-    def remember(self, at: Any, *, kept: bool) -> None:
-        """Keep this moment; `kept`: the table promised to keep it."""
+    def remember(self, at: Any, storage: Storage, *, kept: bool) -> None:
+        """Keep this moment; `kept`: the table promised to keep it. `storage` is from before it, since background work goes on."""
         rows = {key: dict(row) for key, row in self.rows.items()}
-        self.moments.append(Moment(rows, tuple(self.columns), at, kept))
+        self.moments.append(Moment(rows, tuple(self.columns), at, kept, storage))
+
+    def collected(self, storage: Storage) -> None:
+        """Somebody has collected; `storage` is from after it. Where nothing changed since a moment, that one has all it had."""
+        for moment in self.moments:
+            moment.passed = moment.passed or moment.storage != storage
 
     def moment(self, which: int) -> Moment | None:
         """One of the moments, if there are any."""

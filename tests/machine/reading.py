@@ -27,6 +27,7 @@ _APART_SECONDS = 0.02
 def scan(life: MachineLife, where: str | None, columns: list[str] | None) -> None:
     found = life.table.scan(columns, filter=where).to_table()
     assert found.schema.names == (columns or life.table.schema.names)
+    life.tell("rows", in_order(found.to_pylist(), found.schema.names))
     life.same(found, life.model.matching(where), columns)
 
 
@@ -34,6 +35,7 @@ def page(life: MachineLife, where: str | None, limit: int, offset: int, descendi
     """An order that tells all rows apart by their version; equal ones do not matter."""
     order = ["-v"] if descending else ["v"]
     found = life.table.scan(["v"], filter=where, order_by=order, limit=limit, offset=offset).to_table()
+    life.tell("page", found.column("v").to_pylist())
     values = sorted((row["v"] for row in life.model.matching(where)), reverse=descending)
     assert found.column("v").to_pylist() == values[offset : offset + limit]
     some = life.table.scan(["v"], filter=where, limit=limit, offset=offset).to_table()
@@ -41,11 +43,14 @@ def page(life: MachineLife, where: str | None, limit: int, offset: int, descendi
 
 
 def count(life: MachineLife, where: str | None) -> None:
-    assert life.table.count_rows(where) == len(life.model.matching(where))
+    found = life.table.count_rows(where)
+    life.tell("count", found)
+    assert found == len(life.model.matching(where))
 
 
 def query(life: MachineLife, where: str | None) -> None:
     found = life.table.sql(f"select count(*) as c, sum(v) as total from t where {where or 'true'}").to_pylist()[0]
+    life.tell("query", found)
     values = [row["v"] for row in life.model.matching(where)]
     assert (found["c"], found["total"] or 0) == (len(values), sum(values))
 
@@ -103,7 +108,9 @@ def read_async(life: MachineLife, numbers: list[int], where: str | None) -> None
 
 def read_elsewhere(life: MachineLife, where: str | None) -> None:
     life.make_durable()
-    life.same(life.elsewhere.ask("scan", life.uri, filter=where), life.model.matching(where))
+    found = life.elsewhere.ask("scan", life.uri, filter=where)
+    life.tell("rows elsewhere", in_order(found.to_pylist(), found.schema.names))
+    life.same(found, life.model.matching(where))
 
 
 def merge_by_hand(life: MachineLife) -> None:
@@ -123,6 +130,7 @@ def merge_by_hand(life: MachineLife) -> None:
 
 def get(life: MachineLife, number: int) -> None:
     (given,), row = life.named([number]), life.model.rows.get(life.kind.key_of(number))
+    life.tell("row", in_order([got] if (got := life.table.get(given)) else [], life.table.schema.names))
     for reader in (life.table, life.writer):
         found = row if reader is None else reader.get(given)
         assert (found is None) == (row is None)
@@ -155,6 +163,7 @@ def lookup(life: MachineLife, numbers: list[int], outside: bool) -> None:
     else:
         found = (life.writer or life.table).lookup(named)
     live = [life.model.rows[key] for key in dict.fromkeys(keys) if key in life.model.rows]
+    life.tell("rows of keys", in_order(found.to_pylist(), life.model.columns))
     life.same(found, live)
     with_dead = life.table.lookup(named, with_tombstones=True).to_pylist()
     assert in_order([row for row in with_dead if not row["_tombstone"]], life.model.columns) == in_order(
@@ -171,6 +180,7 @@ def lookup(life: MachineLife, numbers: list[int], outside: bool) -> None:
 def near(life: MachineLife, x: int, k: int, where: str | None) -> None:
     reader = life.writer or life.table
     found = reader.search([float(x), 1.0], column="vec", k=k, filter=where, metric="l2").to_pylist()
+    life.tell("distances", [round(row["_distance"], 3) for row in found])
     _nearest(found, life.model.matching(where), x, k)
 
 
@@ -187,6 +197,7 @@ def find(life: MachineLife, word: str, where: str | None) -> None:
         return
     found = life.table.search(text=word, column="t", k=1_000, filter=where)
     having = [row for row in life.model.matching(where) if row["t"] is not None and word in row["t"].split()]
+    life.tell("rows with a word", in_order(found.to_pylist(), life.model.columns))
     life.same(found, having)
 
 
@@ -197,6 +208,7 @@ def near_or_found(life: MachineLife, x: int, word: str, where: str | None) -> No
     having = {row["v"] for row in life.model.matching(where) if row["t"] is not None and word in row["t"].split()}
     rows = [row for row in life.model.matching(where) if row["vec"] is not None or row["v"] in having]
     found = life.table.search([float(x), 1.0], text=word, k=1_000, filter=where, metric="l2")
+    life.tell("rows near or with a word", in_order(found.to_pylist(), life.model.columns))
     life.same(found, rows)
     relevance = [(row["v"], row["_relevance"]) for row in found.to_pylist()]
     assert [got for _, got in relevance] == sorted((got for _, got in relevance), reverse=True)
@@ -210,25 +222,26 @@ def near_or_found(life: MachineLife, x: int, word: str, where: str | None) -> No
 def snapshot(life: MachineLife) -> None:
     """A snapshot that was written down, and read again."""
     life.make_durable()
-    taken = life.table.snapshot()
+    storage, taken = life.storage(), life.table.snapshot()
     again = mw.Snapshot.parse(str(taken))
     assert again == taken
-    life.model.remember(again, kept=False)
+    life.model.remember(again, storage, kept=False)
 
 
 def checkpoint(life: MachineLife) -> None:
     life.make_durable()
     life.checkpoints += 1
-    name = f"moment-{life.checkpoints}"
+    storage, name = life.storage(), f"moment-{life.checkpoints}"
     life.table.checkpoint_create(name)
-    life.model.remember(name, kept=True)
+    life.model.remember(name, storage, kept=True)
 
 
 def remember_the_time(life: MachineLife) -> None:
     """A time with nothing just before or after it: entries and versions carry milliseconds."""
     life.make_durable()
+    storage = life.storage()
     time.sleep(_APART_SECONDS)
-    life.model.remember(datetime.now(UTC), kept=False)
+    life.model.remember(datetime.now(UTC), storage, kept=False)
     time.sleep(_APART_SECONDS)
 
 
@@ -242,13 +255,15 @@ def drop_checkpoint(life: MachineLife, which: int) -> None:
 
 
 def look_back(life: MachineLife, which: int) -> None:
-    """Every read of a moment says what it said then, or that it is gone, where nobody promised to keep it."""
+    """Every read of a moment says what it said then, or that it is gone, where nobody promised to keep it and somebody has
+    collected since."""
     moment = life.model.moment(which)
     if moment is None:
         return
     try:
         _compare_view(life, moment)
     except mw.CollectedError:
+        assert moment.passed, moment.at
         assert not moment.kept, moment.at
         life.model.forget(moment)
 
@@ -257,7 +272,9 @@ def _compare_view(life: MachineLife, moment: Moment) -> None:
     view, columns = life.table.at(moment.at), moment.columns
     rows = list(moment.rows.values())
     assert (tuple(view.schema.names), view.primary_key) == (columns, life.kind.names)
-    assert in_order(view.scan().to_table().to_pylist(), columns) == in_order(rows, columns)
+    seen = in_order(view.scan().to_table().to_pylist(), columns)
+    life.tell("rows of then", seen)
+    assert seen == in_order(rows, columns)
     assert in_order(view.to_arrow().to_pylist(), columns) == in_order(rows, columns)
     assert sorted(view.to_pandas()["v"]) == sorted(row["v"] for row in rows)
     assert (len(view), view.head(3).num_rows) == (len(rows), min(3, len(rows)))
