@@ -7,7 +7,7 @@ write is *durable* (its acknowledgement promised storage), *acknowledged* (accep
 After a crash the rows must be what some *cut* of every thread's writes leaves: all writes up to the cut, none behind
 it, and every durable write up to it. That says at once: nothing acknowledged is lost (I1), nothing appears that was never
 issued (I2), a write is whole or absent (I4), the deleted stay deleted and no key is there twice (I5). Across threads: a
-write that returned before another began is there if the later one is (I3).
+write that returned before another began is there if the later one is (I3). The numbers are those of `docs/reliability.md`.
 """
 
 from __future__ import annotations

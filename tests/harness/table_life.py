@@ -241,8 +241,10 @@ class _Scribe:
 
     def repeat(self, repeat: Repeat, number: int) -> None:
         """Make a transaction again, with rows that say `number`: a shard that has it keeps what it has."""
-        attempt = replace(repeat.attempt, number=number)
-        self._judge(attempt, self._transact(attempt, repeat.held), repeat.held)
+        attempt, before = replace(repeat.attempt, number=number), self._body.state
+        shows = {key for key, now in before.items() if now.number == repeat.attempt.number}
+        held = repeat.held | {shard for shard, keys in attempt.keys.items() if shows.intersection(keys)}
+        self._judge(attempt, self._transact(attempt, held), held)
 
     def _attempt(self, app: str, number: int, keys: Sequence[int]) -> Attempt:
         routed = self._shape.shards_of(self._body.sharding, keys)

@@ -29,8 +29,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An attempt to make again, with rows that say another number. The shards that have the transaction (`held`) must skip it,
-    and keep their rows; all others must take it."""
+    """An attempt to make again, with rows that say another number.
+
+    The shards that are known to have the transaction (`held`), and those that show rows of the attempt now, must skip it and keep
+    their rows; all others must take it.
+    """
 
     attempt: Attempt
     held: frozenset[str]
