@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("--late", type=int, default=3, help="calls that a late effect waits for")
     options = parser.parse_args()
     logging.getLogger("lance_memwal").setLevel(logging.CRITICAL + 1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # places are removed
     if options.at is not None and (options.store is None or options.life is None):
         parser.error("--at needs --store and --life")
     broken = 0

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partialmethod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from lance_memwal.store import memory, paths
 from lance_memwal.store.own import put_or_find
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from tests.faults.workers import Workers
 from tests.harness.profile import scaled
 from tests.kit.rich_life import RichLife
 from tests.kit.table_faults import Planned, Sweep, in_slice, pairs, record, singles
@@ -241,3 +243,14 @@ def test_slices_have_every_single_fault_once(sweep: Sweep) -> None:
     parts = [[planned for planned in every if in_slice(planned, part, 7)] for part in range(1, 8)]
     assert sorted(map(str, itertools.chain(*parts))) == sorted(map(str, every))
     assert min(map(len, parts)) > len(every) / 10
+
+
+def test_what_came_of_lives_in_another_process_is_counted_here(tmp_path: Path) -> None:
+    sweep = Sweep(Place(str(tmp_path)))
+    plans = [Planned(({25: FaultKind.CRASH_AFTER},)), Planned(({26: FaultKind.ERROR_BEFORE},))]
+    with Workers([sweep.place], jobs=1) as workers:
+        for lived in workers.live(CanonicalLife, plans):
+            sweep.add(lived)
+    assert (sweep.lives, sweep.met["1 faults"], sweep.unmet, sweep.broken) == (2, 2, 0, [])
+    assert sweep.met["crash_after"] == sweep.met["error_before"] == 1
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
+import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -78,8 +80,17 @@ _there: _Worker
 def _begin(waiting: Any) -> None:
     """A process begins, and takes one of the places."""
     global _there
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("lance_memwal").setLevel(logging.CRITICAL + 1)
     _there = _Worker(waiting.get())
+
+
+def _end_with_parent() -> None:
+    """Leave nothing behind where whoever began this process was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _live_there(life: type[CanonicalLife], unit: Unit) -> Sweep:
