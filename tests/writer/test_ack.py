@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from lance_memwal import Ack, ClosedError, FencedError, UnavailableError, WriterPoisonedError
-from tests.kit.writers import WAL, flushed, in_thread, open_writer, row_entries, rows, scanned, watched
+from tests.kit.writers import (
+    MANIFEST,
+    SECONDS,
+    WAL,
+    flushed,
+    in_thread,
+    open_writer,
+    row_entries,
+    rows,
+    scanned,
+    watched,
+)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -99,3 +110,38 @@ def test_put_nowait_counts_as_a_put(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         writer.put_nowait(rows([1])).wait()
         assert writer.stats().put_count == 1
+
+
+def test_waiting_is_not_told_of_a_flush_that_fails(tmp_path: Path) -> None:
+    """It was told that nothing happened, of a write that was on its way into the log."""
+    store, location = watched(tmp_path)
+    writer = open_writer(location)
+    writer.put(rows([1]))
+    store.fail("put_new", MANIFEST, error=lambda: UnavailableError("no manifests today", ambiguous=False))
+    writer.force_seal_active()
+    with pytest.raises(UnavailableError, match="no manifests"):
+        writer.wait_for_flush_drain(SECONDS)  # after a few failures
+    held = store.hold("put_new", WAL)
+    ack = writer.put_nowait(rows([2]))
+    held.wait_reached()
+    waiting = in_thread(lambda: ack.wait(timeout=SECONDS))
+    waiting.wait(0.1)
+    assert waiting.running
+    held.open()
+    waiting.result()
+    writer.abort()
+
+
+def test_waiting_is_told_of_an_abort_only_if_the_write_is_not_in_the_log(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    writer = open_writer(location)
+    held = store.hold("put_new", WAL)
+    ack = writer.put_nowait(rows([1]))
+    held.wait_reached()  # its entry is on its way
+    waiting, aborting = in_thread(lambda: ack.wait(timeout=SECONDS)), in_thread(writer.abort)
+    waiting.wait(0.1)
+    assert waiting.running
+    held.open()
+    waiting.result()
+    aborting.result()
+    assert len(row_entries(tmp_path)) == 1

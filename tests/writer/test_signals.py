@@ -18,6 +18,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.clock import SystemClock
+from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.write.group_commit import GroupCommit
 from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
@@ -404,3 +405,29 @@ def test_a_put_that_nobody_waits_for_is_refused_where_it_would_wait_for_the_call
     writer.close()
     assert [error.ambiguous for error in refused] == [False]
     assert stored(tmp_path) == [1, *range(100, 200)]
+
+
+def test_a_write_on_top_of_a_search_is_done_although_the_indexes_are_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused after it had been inserted, and so was stored all the same."""
+    table = mw.create_table(str(tmp_path / "t"), pa.table({"id": [1], "v": ["base"]}), primary_key="id")
+    table.dataset.create_scalar_index("v", "BTREE")
+    with mw.open_table(table.uri).writer(fsync=False, compaction=None, sync_indexed_write=True) as writer:
+        writer.put([{"id": 2, "v": "x"}])
+        fill, told = MemTable._index_upto, []
+
+        def interrupted(memtable: MemTable, num_batches: int) -> None:
+            if not told:
+                told.append("began")
+                signal.raise_signal(signal.SIGUSR1)
+            fill(memtable, num_batches)
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: told.append(writer.put([{"id": 3, "v": "x"}]).written))
+        monkeypatch.setattr(MemTable, "_index_upto", interrupted)
+        try:
+            writer.scan(filter="v = 'x'").to_table()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert told == ["began", 1]
+        assert sorted(writer.scan(filter="v = 'x'").to_table().column("id").to_pylist()) == [2, 3]

@@ -36,7 +36,7 @@ from lance_memwal.memtable.blobs import Again, MemBlobs
 from lance_memwal.memtable.index.hnsw import HnswMemIndex
 from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.key_index import KeyIndex, key_values
-from lance_memwal.process.waiting import refuse_on_top
+from lance_memwal.process.waiting import is_held_here, refuse_on_top
 from lance_memwal.rows.adapt import live_flags, tombstone_flags
 from lance_memwal.rows.blobs import blob_buffer, blob_column_of, by_bytes, sizes_of
 from lance_memwal.rows.dictionaries import SmallDictionaries
@@ -281,9 +281,11 @@ class MemTable:
         return self.num_rows - self._rows_of(self._indexed_batches)
 
     def index_rows(self, num_batches: int | None = None) -> None:
-        """Take the first `num_batches` batches (all by default) into the indexes; what they hold already stays."""
-        if self.indexes:
-            refuse_on_top(self._index_lock, "indexing")
+        """Take the first `num_batches` batches (all by default) into the indexes; what they hold already stays.
+
+        On top of a call of the same thread that is at the indexes nothing is done: the next search takes the rows in.
+        """
+        if self.indexes and not is_held_here(self._index_lock):
             with self._index_lock:
                 self._index_upto(len(self._log) if num_batches is None else num_batches)
                 self._measure()

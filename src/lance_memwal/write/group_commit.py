@@ -42,7 +42,7 @@ from typing import Protocol, TypeVar
 from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import FencedError, MemWalError, TableReplacedError, WriterPoisonedError
+from lance_memwal.errors import ClosedError, FencedError, MemWalError, TableReplacedError, WriterPoisonedError
 from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.tail import LogRun
@@ -550,13 +550,14 @@ class GroupCommit:
     def wait_durable(self, end: int, seconds: float) -> bool:
         """Wait until every batch below `end` is on storage, led by the ticker or by others; False after `seconds`.
 
-        A fence is raised once it is known that they are not in the log: whoever has the turn may have put them there.
+        A fence or an abort is raised once it is known that they are not in the log: whoever has the turn may have put them
+        there.
         """
         deadline = Deadline(self._clock, seconds)
         self.hurry(end)
         try:
-            return self._health.wait_until(lambda: self.durable >= end, seconds)
-        except (FencedError, TableReplacedError):
+            return self._health.wait_until(lambda: self.durable >= end, seconds, of_flush=False)
+        except (FencedError, TableReplacedError, ClosedError):
             pass
         try:
             with Taking(self._turn, partial(self._turn.acquire, timeout=deadline.left_seconds)):

@@ -273,15 +273,17 @@ class Health:
         for wake in self._wakers:
             wake()
 
-    def wait_until(self, done: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Wait until `done`, which is asked under `lock`; False on time-out. Poison, fences, aborts and failing flushes raise."""
+    def wait_until(self, done: Callable[[], bool], timeout_seconds: float | None, *, of_flush: bool = True) -> bool:
+        """Wait until `done`, which is asked under `lock`; False on time-out. Poison, fences and aborts raise, and failing
+        flushes, unless what is waited for needs none."""
         deadline = None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds
         while True:
             with self.lock:
                 if done():
                     return True
                 self.refuse_commits()
-                self.refuse_failing_flush()
+                if of_flush:
+                    self.refuse_failing_flush()
                 left = LOOK_AGAIN_SECONDS if deadline is None else deadline - self._clock.monotonic()
                 if left <= 0:
                     return False

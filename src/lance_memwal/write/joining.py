@@ -24,12 +24,13 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import ConflictError, FencedError
 from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.trial import Trial, tried_in_order
 from lance_memwal.process.turns import Taking, Turn
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.types import ShardManifest, Transaction
@@ -123,9 +124,9 @@ class Sink:
     ) -> AppendResult:
         """The rows are in the shard once when this returns, on storage; see `OnceAppender.append`.
 
-        `ConflictError` if a writer that does not share the shard kept it for too long: the rows may be there, if an attempt
-        was fenced; a repeat of the transaction tells. An append with a guard is not handed to the owner of a shard, who could
-        not ask it.
+        `ConflictError` if a writer that does not share the shard kept it for too long; `UnavailableError` where an attempt was
+        fenced before, since the rows may be there: a repeat of the transaction tells. An append with a guard is not handed to
+        the owner of a shard, who could not ask it.
         """
         return self._append_once(shard_id, Given(batches, as_transaction(txn), guard), terms, looked=False)
 
@@ -146,18 +147,20 @@ class Sink:
         def append(shard_id: str) -> AppendResult:
             return self._append_once(shard_id, given_of(shard_id), terms, looked=True)
 
-        yield from in_order(append, shards, at_once, "memwal-append")
+        yield from tried_in_order(append, shards, at_once, "memwal-append")
 
     def _append_once(self, shard_id: str, given: Given, terms: Terms, *, looked: bool) -> AppendResult:
         deadline = Deadline(self._clock, self._patience.wait_seconds)
         kept = replace(given, txn=given.txn or self.appender.own_transaction())
-        with self._turn(shard_id, deadline):
-            result = self._append(shard_id, kept, terms, deadline, looked=looked)
+        with self._turn(shard_id, deadline), Trial() as trial:
+            result = self._append(shard_id, kept, terms, deadline, trial, looked=looked)
         if given.txn is None and result.skipped:  # nobody else has this transaction: an attempt of ours wrote it
             return replace(result, skipped=False, rows=sum(batch.num_rows for batch in given.batches))
         return result
 
-    def _append(self, shard_id: str, given: Given, terms: Terms, deadline: Deadline, *, looked: bool) -> AppendResult:
+    def _append(
+        self, shard_id: str, given: Given, terms: Terms, deadline: Deadline, trial: Trial, *, looked: bool
+    ) -> AppendResult:
         """`looked`: the table was just looked at, which is good for an append that need not wait."""
         attempt = 0
         while True:
@@ -165,16 +168,19 @@ class Sink:
             way = self._way(shard_id, deadline)
             try:
                 if isinstance(way, ShardClaim):
-                    return self._append_beside_others(way, given, terms, refresh=refresh)
+                    return self._append_beside_others(way, given, terms, trial, refresh=refresh)
                 return self._forward(way, shard_id, given, terms, deadline)
             except (FencedError, OwnerGoneError) as error:
+                trial.is_begun = trial.is_begun or isinstance(error, OwnerGoneError)
                 self._joined.pop(shard_id, None)
                 if not deadline.left_seconds:
                     raise self._kept_out(shard_id) from error
             _BACK_OFF.wait(self._clock, attempt)
             attempt += 1
 
-    def _append_beside_others(self, claim: ShardClaim, given: Given, terms: Terms, *, refresh: bool) -> AppendResult:
+    def _append_beside_others(
+        self, claim: ShardClaim, given: Given, terms: Terms, trial: Trial, *, refresh: bool
+    ) -> AppendResult:
         return self.appender.append(
             claim,
             given.batches,
@@ -183,6 +189,7 @@ class Sink:
             refresh=refresh,
             guard=given.guard,
             routed_by=given.routed_by,
+            trial=trial,
         )
 
     def _forward(

@@ -65,6 +65,7 @@ from lance_memwal.log.tail import LogRun, generation_of, settled
 from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, maps_beside
 from lance_memwal.log.wal import met_entry
 from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.trial import Trial
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.fit import at_most
 from lance_memwal.rows.schema import TableSchema
@@ -292,6 +293,7 @@ class OnceAppender:
         refresh: bool = True,
         guard: Guard | None = None,
         routed_by: Sharding | None = None,
+        trial: Trial | None = None,
     ) -> AppendResult:
         """The rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
 
@@ -299,7 +301,7 @@ class OnceAppender:
         What `terms` and the merge of the table keep out is told; an append of which nothing is left writes nothing, not even
         its transaction. Without `refresh` the table is not looked at: the caller just did, for many shards at once. Nothing is
         written unless `guard` lets it. `routed_by` is the sharding that chose this shard for the rows: if it is the table's, they
-        are not routed again to see that they belong here.
+        are not routed again to see that they belong here. `trial` is that of a call of which this is one attempt.
         """
         self._check_claim(claim, refresh=refresh)
         transaction = as_transaction(txn) or self.own_transaction()
@@ -312,7 +314,8 @@ class OnceAppender:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         fitting = version.fitting(claim.shard_id, routed=routed_by == version.base.sharding)
         find_rows = self._rows(claim, version, fitting, given, terms)
-        return self._append(claim, version, find_rows, transaction, guard or _unguarded)
+        with trial or Trial() as trial:
+            return self._append(claim, version, find_rows, transaction, guard or _unguarded, trial)
 
     def note_sequence(self, terms: Terms) -> None:
         """Return when the table knows by which sequence rows are decided, if these terms say so: deletes need it later."""
@@ -364,6 +367,7 @@ class OnceAppender:
         find_rows: Callable[[], AppendedRows],
         txn: Transaction,
         guard: Guard,
+        trial: Trial,
     ) -> AppendResult:
         schema, config = version.schema, version.config
         created: AppendResult | None = None
@@ -378,7 +382,7 @@ class OnceAppender:
             if not rows:
                 return AppendResult(claim.shard_id, 0, rejected=now.rejected)
             if size > self._max_entry_bytes:
-                return self._publish(claim, version, find_rows, txn, guard)
+                return self._publish(claim, version, find_rows, txn, guard, trial)
             fitted = at_most(config.max_memtable_batches, now.batches, schema.memory)
             run = tail.run.after(fitted, size, config, schema.small_dictionaries)
             generation = run.generation
@@ -390,6 +394,7 @@ class OnceAppender:
             position = tail.last_position + 1
             reach("once.before_put")
             if self._create(claim, position, data):
+                trial.is_begun = True
                 reach("once.after_put")
                 created = AppendResult(claim.shard_id, rows, position, generation, rejected=now.rejected)
                 newest = self.manifests(claim.shard_id).check_fenced(claim.epoch)  # an emptied slot looks free
@@ -560,6 +565,7 @@ class OnceAppender:
         find_rows: Callable[[], AppendedRows],
         txn: Transaction,
         guard: Guard,
+        trial: Trial,
     ) -> AppendResult:
         """Publish the rows as one generation, after everything that the log holds."""
         now = AppendedRows([])
@@ -590,6 +596,7 @@ class OnceAppender:
             position = tail.last_position + 1
             reach("once.before_mark")
             if self._create(claim, position, encode_mark(claim.epoch, footer)):
+                trial.is_begun = True
                 created = AppendResult(claim.shard_id, now.num_rows, generation=generation, rejected=now.rejected)
                 reach("once.before_commit")
                 if self._commit(claim, sstable, position, announced=True):

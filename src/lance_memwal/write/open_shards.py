@@ -27,9 +27,10 @@ from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, Lock, in_order
-from lance_memwal.errors import ClosedError, FencedError, MemWalError, UnavailableError
+from lance_memwal.errors import ClosedError, FencedError, MemWalError
 from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
+from lance_memwal.process.trial import tried_in_order
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
 from lance_memwal.write.life import Parked
 from lance_memwal.write.stats import WriteStats
@@ -198,18 +199,11 @@ class OpenShards(Generic[W]):
 
         Once another shard was tried, nobody is told that nothing happened.
         """
-        tried: list[str] = []
 
         def to_shard(shard_id: str) -> T:
-            tried.append(shard_id)
             return self.write(shard_id, call, routed[shard_id])
 
-        try:
-            return dict(zip(routed, in_order(to_shard, list(routed), self._at_once, "memwal-put"), strict=True))
-        except UnavailableError as error:
-            if error.ambiguous or len(tried) == 1:
-                raise
-            raise UnavailableError(str(error), ambiguous=True, retryable=error.retryable) from error
+        return dict(zip(routed, tried_in_order(to_shard, list(routed), self._at_once, "memwal-put"), strict=True))
 
     def _take_up(self, shard_id: str) -> W:
         with self._turn_to_open(shard_id):
