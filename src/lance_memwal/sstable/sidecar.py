@@ -31,7 +31,7 @@ from lance_memwal.lance.door import lance_at
 from lance_memwal.rows.key_encoding import comparable, hash_is_exact, key_hashes
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.rows.sorted_keys import Searchable, find_sorted, last_at_most, pick, searchable
-from lance_memwal.sstable.bloom import might_contain
+from lance_memwal.sstable.bloom import BLOOM_BYTES, might_contain
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
@@ -339,6 +339,9 @@ class PkSidecar:
         if found is None:
             try:
                 found = self._location.store.get(self._bloom_path)
+                if len(found) != BLOOM_BYTES:  # nor is it kept: the next read may be whole
+                    what = f"bloom filter has {len(found)} bytes instead of {BLOOM_BYTES}"
+                    raise CorruptDataError(what, path=self._bloom_path)
                 if not any(found):
                     what = "bloom filter has no bit set, but no generation is empty"
                     raise CorruptDataError(what, path=self._bloom_path)
