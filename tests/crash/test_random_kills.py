@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.harness.crash import run_crashes, run_takeovers
+from tests.harness.kill_points import FLUSH_POINTS, OPEN_POINTS, POINTS, PUT_POINTS
 from tests.harness.profile import scaled
 
 RUNS = 4
+# Whoever lives for a while comes here, wherever others are killed.
+EVERYDAY = {*OPEN_POINTS, *PUT_POINTS, *FLUSH_POINTS, "compact.chosen"}
+# Compactions of these tables never take two commits; `tests/compact/test_compact_crash.py` kills some that do.
+NEVER = {"compact.between_commits"}
 
 
 @pytest.mark.scaled
@@ -42,6 +47,7 @@ def test_killed_processes_of_whole_tables_break_no_promise(
         print(f"\n{report}", file=sys.stderr)
     assert report.kills >= kills
     assert report.tables >= 2
+    assert scaled(ci=EVERYDAY, prove=set(POINTS) - NEVER) <= report.reached, report.missed()
 
 
 @pytest.mark.scaled

@@ -36,7 +36,7 @@ _SHARED_TABLES: Final = (
     5  # every so many tables is shared: who shares waits a minute for a writer that did not, and was killed
 )
 _ENDS: Final = Ends(closing_share=0.5, recovery_seconds=0.06, begins_at="opened", writing_seconds=0.4)
-SINK_SHAPES: Final = ("append", "upsert", "composite", "blobs", "search", "blobs_second")
+SINK_SHAPES: Final = ("append", "upsert", "composite", "last_write", "blobs", "search", "blobs_second")
 
 
 class DrawnTable:

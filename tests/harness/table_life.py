@@ -25,6 +25,8 @@ import lance
 import pyarrow as pa
 
 import lance_memwal as mw
+from lance_memwal.lance.base import NewestBase
+from lance_memwal.read.reader import Reader
 from lance_memwal.types import Transaction
 from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
@@ -86,7 +88,8 @@ class _Body:
         self.sink: Sink | None = None
         if life.mode == "sink":
             most = life.settings.get("max_entry_bytes")
-            self.sink = Sink(OnceAppender(life.uri, max_entry_bytes=most), patience=_PATIENCE)
+            look_up = Reader(NewestBase(self.table.base)).stored_rows
+            self.sink = Sink(OnceAppender(life.uri, max_entry_bytes=most, look_up=look_up), patience=_PATIENCE)
         elif life.mode != "upkeep":
             on_fenced: Any = "retake" if life.mode == "retake" else "raise"
             self.writer = self.table.writer(shared=life.mode == "shared", on_fenced=on_fenced, **dict(life.settings))
