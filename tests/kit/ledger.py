@@ -6,7 +6,8 @@ writes have an order. Invariants:
 1. A write that was acknowledged before a read began has happened; one that was issued after the read ended has not; any other may
    have.
 2. A write without an acknowledgement (its process was killed, or it failed) may also happen later than writes of the next process
-   for that key, as long as a request of the dead may be under way.
+   for that key, but only than those that were issued within `LATE_SECONDS`; see there. What it made then stays until a later
+   write replaces it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Kind", "Ledger", "Write"]
+__all__ = ["LATE_SECONDS", "Kind", "Ledger", "Write"]
 
 Kind = Literal["put", "delete", "update"]
 State = int | None
 _KEPT_SECONDS = 30.0  # longer than any read takes
-_LATE_SECONDS = 120.0
+# How long after its process died, or was told of an error, a write may still happen. To the log of a shard that the process
+# owned: not at all. What it puts is there before the sentinel of the next claim and is replayed by it, or finds its position
+# taken. A write that was forwarded is in the hands of the owner, who does not hear that its client died. Plain writes of a shard
+# wait in one queue there, so that what the next process sends comes after it; one that reads first (a condition) may be
+# overtaken, by as long as it reads. An owner that takes longer than two seconds counts as slow (`serve.channel.ANSWER_SECONDS`).
+LATE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -34,6 +40,11 @@ class Write:
     issued: float
     acked: float | None = None
     failed: float | None = None
+
+    @property
+    def end(self) -> float:
+        """When it has happened, or never does, if it was not acknowledged."""
+        return float("inf") if self.failed is None else self.failed + LATE_SECONDS
 
     def after(self, states: frozenset[State]) -> frozenset[State]:
         """What a key may be once it happened."""
@@ -84,12 +95,16 @@ class Ledger:
         """What a read of `key` in this time may have seen."""
         states = self._states[key]
         for write in self._recent.get(key, ()):
-            if write.acked is not None and write.acked < began:
-                states = write.after(states)
-            elif write.issued <= ended:
-                states |= write.after(states)
-        for write in self._late.get(key, ()):
-            states |= write.after(states)
+            if write.issued <= ended:
+                states = self._after(key, states, write, is_done=write.acked is not None and write.acked < began)
+        return states
+
+    def _after(self, key: int, states: frozenset[State], write: Write, *, is_done: bool) -> frozenset[State]:
+        """What a key may be after a write, or without it unless it is done; others that are late may come after it."""
+        states = write.after(states) if is_done else states | write.after(states)
+        late = [other for other in self._late.get(key, ()) if other.issued < write.issued <= other.end]
+        for other in late * len(late):  # in any order
+            states |= other.after(states)
         return states
 
     def wrong(self, seen: Mapping[int, int], keys: Iterable[int], began: float, ended: float) -> list[str]:
@@ -107,11 +122,11 @@ class Ledger:
         for key, writes in list(self._recent.items()):
             while writes and (writes[0].acked or writes[0].failed or now) < now - _KEPT_SECONDS:
                 write = writes.pop(0)
-                states = self._states[key]
-                self._states[key] = write.after(states) if write.acked is not None else states | write.after(states)
+                self._states[key] = self._after(key, self._states[key], write, is_done=write.acked is not None)
             if not writes:
                 del self._recent[key]
         for key, writes in list(self._late.items()):
-            writes[:] = [write for write in writes if (write.failed or now) >= now - _LATE_SECONDS]
+            first = min((write.issued for write in self._recent.get(key, ())), default=now)
+            writes[:] = [write for write in writes if write.end >= first]
             if not writes:
                 del self._late[key]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,9 @@ _FAULTS = frozenset(kind for kind in FaultKind if kind.keeps_contract and not ki
 _ROWS_PER_PUT = 20
 _CACHE_BYTES = 64 << 20  # soon full, so that growth beyond it shows
 _INTRUSION_SECONDS = 1.0
+_TRIES = 20
+_AGAIN_SECONDS = 0.05
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,18 @@ class SoakLife:
         location = resolve(self.uri, wrap=script.wrap)
         return mw.Table(location, BaseTable.need(location))
 
+    def persist(self, call: Callable[[], T], pipe: Connection) -> T:
+        """What `call` returns; a store that fails now and then does not fail for ever."""
+        for _ in range(_TRIES - 1):
+            try:
+                return call()
+            except mw.MemWalError as error:
+                if not self.fault_rate:
+                    raise
+                _refused(pipe, error)
+                time.sleep(_AGAIN_SECONDS)
+        return call()
+
     @property
     def stopped(self) -> bool:
         return os.path.exists(self.stop)
@@ -68,6 +83,14 @@ class SoakLife:
             due = max(due + 1 / self.per_second, time.monotonic())
             yield
             time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _named(error: mw.MemWalError) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _refused(pipe: Connection, error: mw.MemWalError) -> None:
+    pipe.send(("refused", _named(error)))
 
 
 def _guarded(work: Callable[[SoakLife, Connection], None]) -> Callable[[SoakLife, Connection], None]:
@@ -128,25 +151,20 @@ class _Hand:
         try:
             call(writer, self._number)
         except mw.MemWalError as error:
-            self._pipe.send(("failed", self._number, time.monotonic(), f"{type(error).__name__}: {error}"))
+            self._pipe.send(("failed", self._number, time.monotonic(), _named(error)))
             self.abort()
         else:
             ended = time.monotonic()
             self._pipe.send(("acked", self._number, ended, kind, 1000 * (ended - began)))
 
     def _open(self) -> mw.TableWriter:
-        for attempt in range(20):
-            if self._writer is not None:
-                return self._writer
-            try:
-                self._table = self._table or self._life.open()
-                self._writer = self._table.writer(**self._options)
-            except mw.MemWalError as error:
-                if attempt == 19 or not self._life.fault_rate:
-                    raise
-                self._pipe.send(("refused", f"{type(error).__name__}: {error}"))
-                time.sleep(0.05)
-        raise AssertionError("no writer")
+        if self._writer is None:
+            self._writer = self._life.persist(self._new_writer, self._pipe)
+        return self._writer
+
+    def _new_writer(self) -> mw.TableWriter:
+        self._table = self._table or self._life.open()
+        return self._table.writer(**self._options)
 
     def abort(self) -> None:
         """Leave the writer as a crash would."""
@@ -193,25 +211,33 @@ def intrude(life: SoakLife, pipe: Connection) -> None:
 @_guarded
 def keep(life: SoakLife, pipe: Connection) -> None:
     """Calls `maintain`."""
-    table = life.open()
+    table = life.persist(life.open, pipe)
     for _ in life.beats():
         began = time.monotonic()
-        table.maintain(versions=timedelta(seconds=life.keep_seconds), grace_seconds=life.keep_seconds)
-        pipe.send(("maintained", time.monotonic() - began))
+        try:
+            table.maintain(versions=timedelta(seconds=life.keep_seconds), grace_seconds=life.keep_seconds)
+        except mw.MemWalError as error:
+            _refused(pipe, error)
+        else:
+            pipe.send(("maintained", time.monotonic() - began))
 
 
 @_guarded
 def read(life: SoakLife, pipe: Connection) -> None:
     """Gets, look-ups, searches, counts, and now and then all rows; the parent judges what it saw."""
-    table, draw = life.open(), random.Random(life.seed)
+    table, draw = life.persist(life.open, pipe), random.Random(life.seed)
     queries = np.random.default_rng(life.seed)
     for count, _ in enumerate(life.beats()):
         keys = draw.sample(life.keys, 20)
         _read_some(table, pipe, keys, queries.normal(size=DIM).astype(np.float32))
         if count % 10 == 0:
             began = time.monotonic()
-            seen = numbers_of(table.scan(["id", "n", "t"]).to_table())
-            pipe.send(("scanned", seen, began, time.monotonic()))
+            try:
+                seen = numbers_of(table.scan(["id", "n", "t"]).to_table())
+            except mw.MemWalError as error:
+                _refused(pipe, error)
+            else:
+                pipe.send(("scanned", seen, began, time.monotonic()))
 
 
 def _read_some(table: mw.Table, pipe: Connection, keys: list[int], query: Any) -> None:
@@ -225,7 +251,11 @@ def _told(pipe: Connection, kind: str, keys: list[int], call: Callable[[], list[
     """`keys` are those that were asked for; a search gives only rows. What it cost is time of the processor, all threads of
     this process together, which says the same on a busy machine."""
     worked, began = time.process_time(), time.monotonic()
-    rows = call()
+    try:
+        rows = call()
+    except mw.MemWalError as error:
+        _refused(pipe, error)
+        return
     ended, cost = time.monotonic(), 1000 * (time.process_time() - worked)
     seen = {row["id"]: row["n"] for row in rows}
     pipe.send(("read", kind, seen, keys or list(seen), began, ended, cost))
@@ -233,9 +263,14 @@ def _told(pipe: Connection, kind: str, keys: list[int], call: Callable[[], list[
 
 @_guarded
 def follow(life: SoakLife, pipe: Connection) -> None:
-    """A consumer of the feed, which commits what it told. It ends when it is killed."""
-    consumer = life.open().consumer(CONSUMER)
-    for batch in consumer:
-        kept = [batch.column(name).to_pylist() for name in ("id", "n", "_op")]
-        pipe.send(("changes", [(key, None if op == "d" else n) for key, n, op in zip(*kept, strict=True)]))
-        consumer.commit()
+    """A consumer of the feed, which commits what it told, and begins at its place again after an error. It ends when it is
+    killed."""
+    while True:
+        consumer = life.persist(lambda: life.open().consumer(CONSUMER), pipe)
+        try:
+            for batch in consumer:
+                kept = [batch.column(name).to_pylist() for name in ("id", "n", "_op")]
+                pipe.send(("changes", [(key, None if op == "d" else n) for key, n, op in zip(*kept, strict=True)]))
+                consumer.commit()
+        except mw.MemWalError as error:
+            _refused(pipe, error)

@@ -1,7 +1,8 @@
 """Starts the processes of a soak, kills some of them, hears all of them, and judges what they saw.
 
 Owns `Soak`. Writers share the table; the first one and the reader live from the beginning to the end, the others are killed now
-and then (whoever owns a shard is taken over from), and have stores that fail. An intruder claims all shards from time to time.
+and then (whoever owns a shard is taken over from). An intruder claims all shards from time to time. All but the first writer have
+stores that fail: what that one is told must come from others.
 The first broken promise ends the run: a read that is wrong, a process that ends although nobody killed or stopped it, or an error
 that nothing here explains.
 """
@@ -33,6 +34,8 @@ _BEAT_SECONDS = 0.05
 _HEAR_SECONDS = 0.5
 # Of a role whose own store is well: its shard was taken, or the owner that it asked was, or that one's store failed.
 _OF_OTHERS = frozenset({"ConflictError", "FencedError", "UnavailableError", "WriterPoisonedError"})
+# Of a role that writes no rows, and whose store fails: nothing else is its own, and nobody takes a shard from it.
+_OF_ITS_STORE = frozenset({"UnavailableError"})
 
 
 class SoakFailure(AssertionError):  # noqa: N818 - it is the verdict of a test
@@ -68,6 +71,7 @@ class _Role:
     per_second: float
     mortal: bool
     fault_rate: float = 0.0
+    writes: bool = False
     child: Child | None = None
     numbers: range = range(0)
     ended: bool = False
@@ -111,15 +115,15 @@ class Soak:
         own = [range(number, plan.rows, plan.writers + 1) for number in range(plan.writers + 1)]
         pace, rate = plan.writes_per_second, plan.fault_rate
         writers = [
-            _Role(f"writer {n}", children.write, own[n], pace, mortal=n > 0, fault_rate=rate if n > 0 else 0.0)
+            _Role(f"writer {n}", children.write, own[n], pace, n > 0, fault_rate=rate if n > 0 else 0.0, writes=True)
             for n in range(plan.writers)
         ]
         return [
             *writers,
-            _Role("reader", children.read, everything, plan.reads_per_second, mortal=False),
-            _Role("keeper", children.keep, everything, 1 / plan.maintain_every, mortal=True),
-            _Role("follower", children.follow, everything, 1.0, mortal=True),
-            _Role("intruder", children.intrude, own[-1], 20.0, mortal=False),
+            _Role("reader", children.read, everything, plan.reads_per_second, mortal=False, fault_rate=rate),
+            _Role("keeper", children.keep, everything, 1 / plan.maintain_every, mortal=True, fault_rate=rate),
+            _Role("follower", children.follow, everything, 1.0, mortal=True, fault_rate=rate),
+            _Role("intruder", children.intrude, own[-1], 20.0, mortal=False, fault_rate=rate, writes=True),
         ]
 
     # ------------------------------------------------------------------------------------------------------------ the run
@@ -263,14 +267,16 @@ class Soak:
                 raise SoakFailure(f"{role.name} said what nobody knows [seed={self.plan.seed}]: {message}")
 
     def _wrong(self, role: _Role, text: str) -> None:
-        """A write failed by a typed error: any is allowed where the store of the role fails, elsewhere only those of an owner
-        that is taken away or whose store fails."""
+        """Something failed by a typed error. Of a write any is allowed where the store of the role fails, elsewhere only those of
+        an owner that is taken away or whose store fails; of all else only that the store failed."""
         name = text.partition(":")[0]
         self.counts.errors[name] += 1
         if not role.fault_rate and name not in _OF_OTHERS:
             raise SoakFailure(
                 f"a write of {role.name} failed although its store is well [seed={self.plan.seed}]: {text}"
             )
+        if not role.writes and name not in _OF_ITS_STORE:
+            raise SoakFailure(f"{role.name} failed as no store explains [seed={self.plan.seed}]: {text}")
 
     def _time(self, kind: str, milliseconds: float, cost: float) -> None:
         """How long a call took, which is printed, and what it cost, which must not grow."""
@@ -325,7 +331,13 @@ class Soak:
             raise SoakFailure(f"verify: {report.problems[:5]}")
         if not self.table.settle(60, idle_seconds=0).converged:
             raise SoakFailure("the table did not settle")
-        self._compare("the base table", numbers_of(self.table.dataset.to_table(["id", "n", "t"])), began)
+        base = numbers_of(self.table.dataset.to_table(["id", "n", "t"]))
+        if base != seen:  # nobody wrote in between
+            differ = sorted(key for key in base.keys() | seen.keys() if base.get(key) != seen.get(key))
+            shown = [(key, base.get(key), seen.get(key)) for key in differ[:3]]
+            raise SoakFailure(
+                f"the base table is not the last scan [seed={self.plan.seed}]: {len(differ)} keys; {shown}"
+            )
 
     def _compare(self, what: str, seen: dict[int, int], began: float) -> None:
         broken = self.ledger.wrong(seen, range(self.plan.rows), began, began)

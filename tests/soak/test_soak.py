@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.profile import scaled
-from tests.kit.ledger import Ledger, Write
+from tests.kit.ledger import LATE_SECONDS, Ledger, Write
 from tests.soak.crowd import Plan, Soak
 from tests.soak.episodes import Storm, full_disk, overload
 from tests.soak.figures import JUDGED_SECONDS, Moment, drawing, grown
@@ -82,16 +82,30 @@ def test_the_ledger_sees_what_was_deleted_come_back() -> None:
     assert ledger.wrong({1: 0}, [1], 3.0, 3.1) != []
 
 
-def test_a_write_of_the_dead_may_come_late_but_not_for_ever() -> None:
-    ledger = Ledger([1])
+def test_a_write_of_the_dead_may_come_after_the_next_one_but_not_after_a_later_one() -> None:
+    ledger, end = Ledger([1]), 1.5 + LATE_SECONDS
     ledger.issued(_write(5, "put", 1.0))
     ledger.lost_by(range(5, 6), 1.5)
-    ledger.issued(_write(6, "put", 2.0))
-    ledger.returned(6, 2.5)
-    assert ledger.wrong({1: 5}, [1], 3.0, 3.1) == []
+    ledger.issued(_write(6, "put", end - 0.2))
+    ledger.returned(6, end - 0.1)
+    assert ledger.wrong({1: 5}, [1], end + 1, end + 1.1) == []  # it came right after the other one
     ledger.forget(500.0)
-    assert ledger.wrong({1: 5}, [1], 500.0, 500.1) != []
-    assert ledger.wrong({1: 6}, [1], 500.0, 500.1) == []
+    assert ledger.wrong({1: 5}, [1], 500.0, 500.1) == []  # and nothing has replaced it since
+    ledger.issued(_write(7, "put", 501.0))
+    ledger.returned(7, 501.5)
+    assert ledger.wrong({1: 5}, [1], 502.0, 502.1) != []
+    assert ledger.wrong({1: 7}, [1], 502.0, 502.1) == []
+
+
+def test_a_write_of_the_dead_that_comes_back_in_a_short_run_is_noticed() -> None:
+    ledger, end = Ledger([1]), 1.5 + LATE_SECONDS
+    ledger.issued(_write(5, "put", 1.0))
+    ledger.lost(5, 1.5)
+    ledger.issued(_write(6, "put", end + 0.1))
+    ledger.returned(6, end + 0.2)
+    assert ledger.wrong({1: 6}, [1], end + 0.3, end + 0.4) == []
+    assert ledger.wrong({1: 5}, [1], end + 0.3, end + 0.4) != []
+    assert end < SMALL.seconds
 
 
 def _growing(**per_second: float) -> list[Moment]:

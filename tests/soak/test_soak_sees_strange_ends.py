@@ -45,6 +45,11 @@ def finds_damage_where_nothing_fails(life: SoakLife, pipe: Connection) -> None:
     idles(life, pipe)
 
 
+def finds_damage_that_no_fault_makes(life: SoakLife, pipe: Connection) -> None:
+    pipe.send(("refused", "CorruptDataError: no such bytes"))
+    idles(life, pipe)
+
+
 def is_refused_for_a_reason(life: SoakLife, pipe: Connection) -> None:
     pipe.send(("refused", "TableReplacedError: by a fault" if life.fault_rate else "FencedError: by an intruder"))
     idles(life, pipe)
@@ -64,6 +69,9 @@ def soak(place: Path, monkeypatch: pytest.MonkeyPatch, **roles: Callable[..., No
         ("read", leaves, "reader ended by itself with exit status 3"),
         ("follow", stops_too_early, "follower ended by itself with exit status 0"),
         ("write", finds_damage_where_nothing_fails, "writer 0 failed although its store is well.*CorruptDataError"),
+        ("read", finds_damage_that_no_fault_makes, "reader failed as no store explains.*CorruptDataError"),
+        ("keep", finds_damage_that_no_fault_makes, "keeper failed as no store explains.*CorruptDataError"),
+        ("follow", finds_damage_that_no_fault_makes, "follower failed as no store explains.*CorruptDataError"),
     ],
 )
 def test_what_nobody_planned_ends_the_soak(
