@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +120,34 @@ def test_a_query_at_which_datafusion_panics_is_an_error_like_others(tmp_path: Pa
     joined = "select count(*) from t a, t b, t c where a.id + b.id + c.id < 1 and a.id < 3 and b.id < 3 and c.id < 3"
     with pytest.raises(mw.InvalidInputError, match="query"):
         table.sql(joined, memory_bytes=1_000)
+
+
+def test_texts_that_ask_for_too_much_are_refused_and_do_not_end_the_process() -> None:
+    child = subprocess.run([sys.executable, "-m", "tests.engines.texts_child"], capture_output=True, text=True)
+    assert child.returncode == 0, child.stdout.splitlines()[-1:]
+    answers = child.stdout.splitlines()
+    assert len(answers) > 40
+    assert [answer for answer in answers if not answer.endswith(": refused")] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"select count(*) as n from t where {' or '.join(f'id = {n}' for n in range(500))}",
+        f"select count(*) as n from t where id in ({', '.join(map(str, range(5_000)))})",
+        "select count(*) as n from t where lpad(replace(replace(city, '-', ' '), 'a', 'bb'), 8, '0') is not null or city is null",
+        "select count(*) as n from t where date'2026-01-01' > date '2025-01-01' /* isn't it */ -- don't ask",
+        "select count(*) as n from t where '$$ /* /*' = '$$ /* /*' and array_length(range(0, 100)) = 100",
+        f"with {', '.join(f'c{n} as (select {n} as x)' for n in range(30))} select count(*) as n from t, c1, c2",
+    ],
+)
+def test_honest_texts_stay_within_the_bounds(table: mw.Table, text: str) -> None:
+    assert table.sql(text).to_pylist() == [{"n": ROWS.num_rows}]
+
+
+def test_functions_that_repeat_take_small_counts_in_filters(table: mw.Table) -> None:
+    assert table.count_rows("lpad(city, 3, '0') = '00a'") == table.count_rows("city = 'a'") == 15
+    with pytest.raises(mw.InvalidInputError, match="at most 10,000"):
+        table.count_rows("lpad(city, 30000) = 'a'")
+    with pytest.raises(mw.InvalidInputError, match="lpad"):
+        table.count_rows("lpad(city, id) = 'a'")

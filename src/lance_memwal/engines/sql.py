@@ -4,8 +4,8 @@ Owns `query`. Invariants:
 
 1. A query only reads what it was given: DDL, DML and statements are refused before anything runs, and no name in it is a
    file or an address.
-2. Memory of sorts, groups and joins is bounded: beyond the bound a query spills to temporary files, or fails. What one
-   function makes of one value (`repeat`, `range`) is not counted by DataFusion.
+2. Memory of sorts, groups and joins is bounded: beyond the bound a query spills to temporary files, or fails. What would
+   overflow a stack, and functions that make values of any size, are refused before DataFusion sees them (`rows.sql_bounds`).
 3. An error of a table keeps its type; what DataFusion itself refuses is `InvalidInputError`.
 """
 
@@ -24,13 +24,19 @@ from lance_memwal.arguments import check_number
 from lance_memwal.engines.dataset import Rows, TableDataset
 from lance_memwal.errors import InvalidInputError, MemWalError, is_failure, reason_of
 from lance_memwal.process.extras import need
-from lance_memwal.rows.sql import longest_chain, tokens_of
+from lance_memwal.rows.sql import tokens_of
+from lance_memwal.rows.sql_bounds import excess, longest_chain
 
 __all__ = ["SQL_MEMORY_BYTES", "query", "register"]
 
 SQL_MEMORY_BYTES: Final = 1 << 30
 _POLL_SECONDS: Final = 0.2
-_MAX_CHAIN: Final = 2_000  # from about 10,000 parts on, a stack overflows, which ends the process
+# A stack overflows, which ends the process, from about 10,000 parts of a term on, 9,000 conditions, and 400 queries or tables.
+_MAX_CHAIN: Final = 2_000
+_JOINS: Final = {
+    **dict.fromkeys(("and", "or", "xor"), 1),
+    **dict.fromkeys((",", "join", "union", "intersect", "except", "explain"), 20),
+}
 
 
 def query(
@@ -49,8 +55,7 @@ def query(
     """
     if not isinstance(text, str):
         raise InvalidInputError(f"a query is SQL text, not {type(text).__name__}")
-    if longest_chain(tokens_of(text)) > _MAX_CHAIN:
-        raise InvalidInputError(f"the query cannot be answered: one of its terms has more than {_MAX_CHAIN:,} parts")
+    _refuse_too_large(text)
     datafusion = need("datafusion", "sql", "SQL")
     context = _context(datafusion, check_number("memory_bytes", memory_bytes, least=1))
     failures: list[Exception] = []
@@ -66,6 +71,19 @@ def query(
         if failures:
             raise failures[0] from None
         raise InvalidInputError(f"the query cannot be answered: {reason_of(error)}") from error
+
+
+def _refuse_too_large(text: str) -> None:
+    """Refuse what DataFusion would end the process at."""
+    tokens = tokens_of(text)
+    if (asked := excess(tokens)) is not None:
+        raise InvalidInputError(f"the query cannot be answered: {asked}")
+    if longest_chain(tokens, _JOINS) > _MAX_CHAIN:
+        raise InvalidInputError(
+            f"the query cannot be answered: one of its terms has more than {_MAX_CHAIN:,} parts, where a table or query that is "
+            f"joined counts as {_JOINS['join']}. Write a list of conditions as `column in (...)`, or give the values as a table "
+            "and join it"
+        )
 
 
 async def _collected(found: Any, check: Callable[[], None], note: Callable[[Exception], None]) -> pa.Table:

@@ -21,12 +21,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.key_encoding import comparable
+from lance_memwal.rows.sql_bounds import Token, excess, longest_chain
 
 __all__ = [
     "Equals",
@@ -40,7 +41,6 @@ __all__ = [
     "demand_text",
     "in_list",
     "is_quoted",
-    "longest_chain",
     "parse",
     "tokens_of",
     "unquoted",
@@ -62,11 +62,9 @@ _UNCLEAR = frozenset({"or", "xor", "case", "when", "then", "else", "end"})
 _CLOCKS = frozenset({"current_date", "current_time", "current_timestamp"})
 _KEYWORDS = frozenset({"and", "between", "false", "in", "is", "like", "not", "null", "true"}) | _UNCLEAR | _CLOCKS
 _SMALLEST = -(1 << 63)
-_APART = frozenset({"and", "or", "when", "then", "else"})
 _MAX_CHAIN = 500  # from about 1,000 parts on, the stack of a thread of Lance overflows, which ends the process
 _MAX_DEPTH = 200  # Lance refuses less
 _MOST_DIGITS = 1_000  # Python refuses to read integers of more than 4,300
-Token: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +159,8 @@ def parse(sql: str) -> Parsed:
         if depth < 0:
             fault = "the filter cannot be applied: it closes a parenthesis that it did not open"
         previous = text
+    if (asked := excess(tokens)) is not None:
+        fault = f"the filter cannot be applied: {asked}"
     if longest_chain(tokens) > _MAX_CHAIN:
         fault = f"the filter cannot be applied: one of its terms has more than {_MAX_CHAIN} parts; make it shorter"
     if deepest > _MAX_DEPTH:
@@ -172,33 +172,6 @@ def parse(sql: str) -> Parsed:
 def tokens_of(sql: str) -> list[Token]:
     """The parts of a text, each with its kind: string, name, number, sign, comment, other, or foreign."""
     return [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(sql) if found.lastgroup != "space"]
-
-
-def longest_chain(tokens: Iterable[Token]) -> int:
-    """How many parts the longest term has: it nests at most so deep. `and`, `or`, commas and branches part terms.
-
-    a = 1 or b + c > 2        5 parts: b + c > 2
-    a in (1, 2, 3) and b = 1  3 parts: b = 1; a value of a list counts once
-    (a + 1) * 2 > b           7 parts
-    """
-    outer: list[tuple[int, int, int]] = []
-    start = here = longest = ranges = 0
-    for kind, text in tokens:
-        word = text.lower() if kind == "name" else text
-        if word == "(":
-            outer.append((start, longest, ranges))
-            start, longest, ranges = here, here, 0
-        elif word == ")":
-            here = longest
-            start, before, ranges = outer.pop() if outer else (0, 0, 0)
-            longest = max(before, here)
-        elif word == "," or (word in _APART and not (word == "and" and ranges)):
-            here = start
-        else:
-            ranges += (word == "between") - (word == "and")
-            here += kind != "comment"
-            longest = max(longest, here)
-    return max([longest, *(before for _, before, _ in outer)])  # what is opened and never closed is read, too
 
 
 def is_quoted(name: str) -> bool:
