@@ -70,6 +70,7 @@ __all__ = [
     "RESERVED",
     "BaseTable",
     "NewestBase",
+    "find_no_file",
     "lance_errors",
     "lance_read",
     "lance_reading",
@@ -202,6 +203,7 @@ class BaseTable:
     def open(cls, location: Location, *, version: int | None = None) -> BaseTable | None:
         """The newest version (or `version`) of the base table, or None if the store holds none."""
         for attempt in range(_MAX_TRIES):
+            _check_is_file(location, version)
             try:
                 with lance_errors("opening the base table"):
                     dataset = lance_at(location).dataset(version=version)
@@ -325,6 +327,7 @@ class BaseTable:
             return BaseTable.need(self.location)
         if newest == self.version:
             return self
+        _check_is_file(self.location, newest)
         try:
             with lance_errors("opening the newest version of the base table"):
                 if newest - self.session_version >= _VERSIONS_PER_SESSION:
@@ -584,6 +587,23 @@ def _as_named(field: pa.Field, item: Any) -> pa.Field:
     if pa.types.is_large_list(kind):
         return field.with_type(pa.large_list(inner[0]))
     return field.with_type(pa.list_(inner[0])) if pa.types.is_list(kind) else field
+
+
+def find_no_file(location: Location, version: int | None = None) -> CorruptDataError | None:
+    """What is wrong if the manifest of a version (None: the newest) is no file: Lance would wait at a pipe for ever, and
+    follow a link. Local paths only; mostly one look at the directory."""
+    odd = location.odd_names(VERSIONS_DIR)
+    names = version_names(location) if odd else {}
+    path = names.get(max(names, default=0) if version is None else version)
+    if path is None or path.rpartition("/")[2] not in odd:
+        return None
+    return CorruptDataError("the manifest of a version is not a regular file: move it away", path=path)
+
+
+def _check_is_file(location: Location, version: int | None) -> None:
+    damage = find_no_file(location, version)
+    if damage is not None:
+        raise damage
 
 
 def _raise_damage(location: Location, version: int | None) -> None:

@@ -8,7 +8,7 @@ shows is made of it in `lance_memwal.read.rebuilt`. Text, about 40 characters pe
 The tag has 8 hexadecimal digits, `-` stands for a table without an id. A shard is the 16 bytes of its id in URL-safe
 base64, without padding. Invariants:
 
-1. `Snapshot.parse(str(s)) == s`; a text that no snapshot has is refused.
+1. `Snapshot.parse(str(s)) == s`; a text that no snapshot has is refused, numbers beyond 64 bits too.
 2. Rows of a shard are those of the SSTables that its manifest lists, and of the entries in (cursor, tip]; shards that are
    not named have none. A snapshot without shards shows what plain Lance shows of the base version.
 """
@@ -20,12 +20,13 @@ import re
 import uuid
 from dataclasses import dataclass
 
-from lance_memwal.errors import InvalidInputError, TableReplacedError, UnsupportedFormatError
+from lance_memwal.errors import CorruptDataError, InvalidInputError, TableReplacedError, UnsupportedFormatError
 from lance_memwal.types import check_shard_id
 
 __all__ = ["Snapshot", "SnapshotShard", "is_snapshot_text"]
 
 _FORM = "memwal1"
+_MAX = (1 << 64) - 1
 _ANY_FORM = re.compile(r"memwal[0-9]{1,4}:")
 _HEAD = re.compile(r"(-|[0-9a-f]{8}):([0-9]{1,20})")
 _SHARD = re.compile(r"([A-Za-z0-9_-]{22})\.([0-9]{1,20})\.([0-9]{1,20})\.([0-9]{1,20})")
@@ -95,9 +96,22 @@ class Snapshot:
         names = [_shard_id(match.group(1)) for match in found if match]
         if head is None or None in found or names != sorted(set(names)):
             raise InvalidInputError(f"the text of a snapshot was cut or changed: {text[:60]!r}")
+        version = int(head.group(2))
         numbers = [tuple(map(int, match.groups()[1:])) for match in found if match]
+        if max(version, *map(max, numbers), 0) > _MAX:
+            raise InvalidInputError(f"a number in the text of a snapshot has more than 64 bits: {text[:60]!r}")
         points = tuple(SnapshotShard(name, *three) for name, three in zip(names, numbers, strict=True))
-        return cls(None if head.group(1) == "-" else head.group(1), int(head.group(2)), points)
+        return cls(None if head.group(1) == "-" else head.group(1), version, points)
+
+    @classmethod
+    def stored(cls, text: str, *, what: str, path: str) -> Snapshot:
+        """The snapshot that the object at `path` names, which is `what`; `CorruptDataError` if the text is none."""
+        try:
+            return cls.parse(text)
+        except InvalidInputError as error:
+            raise CorruptDataError(f"{what} is malformed ({error})", path=path) from None
+        except UnsupportedFormatError as error:
+            raise UnsupportedFormatError(f"{what} is not understood ({error})", path=path) from None
 
 
 def is_snapshot_text(text: str) -> bool:

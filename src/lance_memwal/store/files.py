@@ -5,7 +5,8 @@ Owns the calls on file descriptors. Invariants:
 1. A short write or read is continued, never returned as success.
 2. An `OSError` becomes an `UnavailableError` whose text says what to do about it.
 3. A staged file is closed before it gets its name, so that a late write error comes first.
-4. A file or directory counts as durable only while its modification time is that of its last fsync.
+4. A file or directory counts as durable only while its modification time is that of its last fsync, and what was seen in a
+   directory as true only while its modification time is that of the look.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 
-from lance_memwal.clock import Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CorruptDataError, UnavailableError
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Staging",
     "Syncer",
     "flush_to_disk",
+    "odd_names",
     "read_span",
     "unavailable",
     "write_all",
@@ -37,6 +40,7 @@ FILE_MODE = 0o666  # as open() has it; the umask takes away what the user does n
 _STAGING_LIFE_MS = 24 * 3600 * 1000
 _TIMESTAMP_TICK_MS = 50  # a modification time younger than this may not show a later change
 _REMEMBERED = 65_536
+_LOOKED_AT = 1024
 _PERMANENT = frozenset(
     {
         errno.EACCES,
@@ -104,6 +108,24 @@ def read_span(fd: int, start: int, length: int | None) -> bytes | None:
             break
         data += more
     return data
+
+
+def odd_names(directory: str) -> frozenset[str]:
+    """The names in a directory that are no regular files; none if it cannot be listed, of which others tell. One that did not
+    change since the last call costs a look."""
+    try:
+        found = os.stat(directory)
+        is_settled = SYSTEM_CLOCK.now_ms() - found.st_mtime_ns // 1_000_000 > _TIMESTAMP_TICK_MS
+        look = _odd_names if is_settled else _odd_names.__wrapped__
+        return look(directory, found.st_ino, found.st_mtime_ns)
+    except OSError:
+        return frozenset()
+
+
+@lru_cache(maxsize=_LOOKED_AT)
+def _odd_names(directory: str, _inode: int, _modified_ns: int) -> frozenset[str]:
+    with os.scandir(directory) as entries:
+        return frozenset(entry.name for entry in entries if not entry.is_file(follow_symlinks=False))
 
 
 def _flusher() -> Flush:

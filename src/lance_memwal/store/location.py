@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote, urlsplit
 from lance_memwal.arguments import check_instance, check_text
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.store.files import flush_to_disk
+from lance_memwal.store.files import flush_to_disk, odd_names
 from lance_memwal.store.local import LocalStore
 from lance_memwal.store.memory import memory_root
 from lance_memwal.store.metering import MeteredStore, Recorder
@@ -82,6 +82,11 @@ class Location:
             return f"{self.root_path.rstrip('/')}/{path}"
         before, mark, query = self.uri.partition("?")
         return f"{before.rstrip('/')}/{quote(path)}{mark}{query}"
+
+    def odd_names(self, prefix: str) -> frozenset[str]:
+        """The names directly below the directory `prefix` that are no regular files: links, pipes, directories. None where
+        the store has objects only."""
+        return frozenset() if self.root_path is None else odd_names(f"{self.root_path.rstrip('/')}/{prefix}")
 
     def describe(self) -> str:
         """The place in words fit for a log: no options, no query part, no credentials."""

@@ -23,6 +23,7 @@ __all__ = [
     "CHECKPOINTS_DIR",
     "CONSUMERS_DIR",
     "HINT_NAME",
+    "LAST_RECORD",
     "MEM_WAL_DIR",
     "STAGE_DIR",
     "bloom_path",
@@ -74,6 +75,7 @@ STAGE_DIR = "memwal_stage"
 CONSUMERS_DIR = "memwal_consumers"
 CHECKPOINTS_DIR = "memwal_checkpoints"
 HINT_NAME = "version_hint.json"
+LAST_RECORD = (1 << 63) - 1  # the highest number that a record can have
 _LONGEST_NAME = 255  # bytes, in any file system
 _MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[01]{64}")
@@ -283,7 +285,7 @@ def record_dir(directory: str, name: str) -> str:
 
 def record_path(directory: str, number: int) -> str:
     """Path of one numbered record in its directory."""
-    if not 1 <= number < 1 << 63:
+    if not 1 <= number <= LAST_RECORD:
         raise InvalidInputError(f"a record is numbered from 1 on, not {number}")
     return f"{directory}/{number}.json"
 
@@ -291,7 +293,7 @@ def record_path(directory: str, number: int) -> str:
 def parse_record_name(name: str) -> int | None:
     """The number of a record's file name, or None."""
     match = _RECORD.fullmatch(name)
-    return int(match.group(1)) if match else None
+    return int(match.group(1)) if match and int(match.group(1)) <= LAST_RECORD else None
 
 
 def stage_path(job: str, token: str) -> str:

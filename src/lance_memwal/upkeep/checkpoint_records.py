@@ -22,7 +22,7 @@ from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records, is_count
+from lance_memwal.store.records import Record, Records, is_count, is_time, record_names
 
 __all__ = [
     "CheckpointRecord",
@@ -39,6 +39,7 @@ CheckpointState = Literal["active", "dropped", "expired"]
 _LOG = logging.getLogger(__name__)
 _STATES = ("active", "dropped", "expired")
 _TAG = "memwal-"
+_WHAT = "a record of a checkpoint, which can be dropped,"
 _FORMAT = 1
 
 
@@ -89,8 +90,8 @@ def checkpoint_record(location: Location, name: str) -> CheckpointRecord | None:
 
 
 def checkpoint_names(location: Location) -> list[str]:
-    """The names that have records, whatever they say; stray names do not count."""
-    return sorted(filter(paths.is_record_name, location.store.list_names(paths.CHECKPOINTS_DIR)))
+    """The names that have records, whatever they say."""
+    return record_names(location.store, paths.CHECKPOINTS_DIR)
 
 
 def newest_number(location: Location, name: str) -> int:
@@ -106,6 +107,10 @@ def read_checkpoints(location: Location, table_id: str | None) -> list[Checkpoin
 
 def write_checkpoint(base: BaseTable, record: CheckpointRecord) -> bool:
     """Create a record, and make the tag agree with it; False if somebody else was faster. `base` is the newest version."""
+    if record.expires_ms is not None and not is_time(record.expires_ms):
+        raise InvalidInputError(
+            "a lifetime ends before the year 10000; None is for a checkpoint that stays until it is dropped"
+        )
     if not _records(base.location, record.name).create(record.number, record.value):
         return False
     reach("checkpoint.after_record")
@@ -152,22 +157,20 @@ def _set_tag(base: BaseTable, name: str, version: int | None) -> None:
 
 def _parse(name: str, record: Record, path: str) -> CheckpointRecord:
     value = record.value
-    if value.get("format") != _FORMAT:
+    if is_count(value.get("format")) and value["format"] != _FORMAT:
         raise UnsupportedFormatError("a record of a checkpoint was written by a newer version", path=path)
     table, expires = value.get("table"), value.get("expires_ms")
     is_whole = (
-        value.get("state") in _STATES
+        is_count(value.get("format"))
+        and value.get("state") in _STATES
         and (table is None or isinstance(table, str))
         and isinstance(value.get("by"), str)
-        and is_count(value.get("created_ms"))
-        and (expires is None or is_count(expires))
+        and is_time(value.get("created_ms"))
+        and (expires is None or is_time(expires))
     )
-    try:
-        snapshot = Snapshot.parse(value.get("snapshot", "") if is_whole else "")
-    except InvalidInputError as error:
-        raise CorruptDataError(
-            f"a record of a checkpoint is malformed ({error}); drop the checkpoint", path=path
-        ) from None
+    if not is_whole:
+        raise CorruptDataError(f"{_WHAT} is malformed", path=path)
+    snapshot = Snapshot.stored(value.get("snapshot", ""), what=_WHAT, path=path)
     return CheckpointRecord(
         name=name,
         number=record.number,

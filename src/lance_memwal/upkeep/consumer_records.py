@@ -16,17 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, Literal
 
 from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records, is_count
+from lance_memwal.store.records import Record, Records, is_count, is_time, record_names
 
 __all__ = [
     "ConsumerFloors",
     "ConsumerRecord",
     "ConsumerState",
+    "consumer_names",
     "consumer_record",
     "expire",
     "read_consumers",
@@ -36,6 +39,8 @@ __all__ = [
 ConsumerState = Literal["active", "expired", "dropped"]
 _STATES = ("active", "expired", "dropped")
 _FORMAT = 1
+_WHAT = "a record of a consumer, which can be dropped,"
+_LONGEST_AGE_MS = timedelta.max // timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +107,15 @@ def consumer_record(location: Location, name: str) -> ConsumerRecord | None:
     return None if newest is None else _parse(name, newest, records.directory)
 
 
+def consumer_names(location: Location) -> list[str]:
+    """The names that have records, whatever they say."""
+    return record_names(location.store, paths.CONSUMERS_DIR)
+
+
 def read_consumers(location: Location, table_id: str | None) -> list[ConsumerRecord]:
     """The newest record of every consumer of the table, by name; those that were dropped are left out."""
     found = []
-    for name in sorted(location.store.list_names(paths.CONSUMERS_DIR)):
+    for name in consumer_names(location):
         record = consumer_record(location, name)
         if record is not None and record.state != "dropped" and record.is_of(table_id):
             found.append(record)
@@ -149,23 +159,27 @@ def expire(location: Location, record: ConsumerRecord, now_ms: int, by: str) -> 
 
 def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
     value, path = record.value, paths.record_path(directory, record.number)
-    if value.get("format") != _FORMAT:
+    if is_count(value.get("format")) and value["format"] != _FORMAT:
         raise UnsupportedFormatError("a record of a consumer was written by a newer version", path=path)
-    numbers = [value.get(key) for key in ("epoch", "ms", "max_age_ms")]
+    numbers = [value.get(key) for key in ("epoch", "max_age_ms")]
     texts = [value.get(key) for key in ("reader", "cursor")]
     maybe = [value.get(key) for key in ("table", "snapshot")]
     shards = value.get("shards")
     if (
-        not value.keys() >= {"table", "snapshot"}
+        not value.keys() >= {"format", "table", "snapshot"}
+        or not is_count(value["format"])
         or value.get("state") not in _STATES
         or not all(map(is_count, numbers))
+        or not is_time(value.get("ms"))
         or not all(isinstance(text, str) for text in texts)
         or not all(text is None or isinstance(text, str) for text in maybe)
         or not isinstance(shards, dict)
         or not isinstance(value.get("begins", False), bool)
         or not all(map(is_count, shards.values()))
     ):
-        raise CorruptDataError("a record of a consumer is malformed; drop the consumer", path=path)
+        raise CorruptDataError(f"{_WHAT} is malformed", path=path)
+    if value["snapshot"] is not None:
+        Snapshot.stored(value["snapshot"], what=_WHAT, path=path)
     return ConsumerRecord(
         name=name,
         number=record.number,
@@ -174,7 +188,7 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
         reader=value["reader"],
         epoch=value["epoch"],
         written_ms=value["ms"],
-        max_age_ms=value["max_age_ms"],
+        max_age_ms=min(value["max_age_ms"], _LONGEST_AGE_MS),  # that of `timedelta.max` is rounded up
         cursor=value["cursor"],
         shards=shards,
         snapshot=value["snapshot"],

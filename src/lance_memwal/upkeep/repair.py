@@ -46,7 +46,7 @@ from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.after_restore import Restored, settle_lost, settle_restored
 from lance_memwal.upkeep.reports import Problem, RepairAction, RepairReport
 from lance_memwal.upkeep.verify import EntryInfo, ShardFindings, damaged_newest, inspect_base, inspect_shard
-from lance_memwal.upkeep.verify_roll_ups import damaged_roll_ups
+from lance_memwal.upkeep.verify_roll_ups import damaged_roll_ups, without_directory
 
 __all__ = ["repair_table"]
 
@@ -84,7 +84,10 @@ def repair_table(
             findings = inspect_shard(location, shard_id, newest_base, clock=clock)
         problems += findings.problems
         if findings.manifest is not None:
-            actions += _remove_roll_ups(location, shard_id, dry_run=dry_run)
+            try:
+                actions += _remove_roll_ups(location, shard_id, dry_run=dry_run)
+            except CorruptDataError as error:
+                problems.append(without_directory(shard_id, error))
     return RepairReport(dry_run, tuple(actions), inspect_base(newest_base(), shards) + problems)
 
 

@@ -3,7 +3,7 @@
 Owns `inspect_shard` and `inspect_base`. It reads storage only, claims nothing and may run beside live writers, compactors
 and collectors: what looks wrong is looked at again, and counts only if nothing moved meanwhile. Invariants checked:
 
-V-1  A shard that holds anything has a manifest, and every retained version of it can be read.
+V-1  A shard that holds anything has a manifest, and every retained version of it can be read. No link leads elsewhere.
 V-2  Over the retained versions epoch, replay cursor and `current_generation` never fall.
 V-3  Every entry of the log can be read.
 V-4  The log has no hole above the replay cursor.
@@ -17,8 +17,8 @@ V-10 The entries of published generations are at or below the cursor (where only
 V-11 A table that has shards has a MemWAL index, and its base can be opened.
 V-12 Everything is understood by this version. What is not is not damaged: nothing but a newer version may touch it.
 
-V-13, about checkpoints, is in `lance_memwal.upkeep.verify_checkpoints`; V-14, about roll-ups, in
-`lance_memwal.upkeep.verify_roll_ups`.
+V-13, about checkpoints, and V-15, about other records, are in `lance_memwal.upkeep.verify_checkpoints`; V-14, about roll-ups,
+in `lance_memwal.upkeep.verify_roll_ups`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
-from lance_memwal.lance.base import BaseTable, lance_reading
+from lance_memwal.lance.base import BaseTable, find_no_file, lance_reading
 from lance_memwal.lance.damage import find_damage, version_names
 from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.marks import compacted
@@ -55,7 +55,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, ShardManifest, SsTable, WalEntry
 from lance_memwal.upkeep.reports import Problem, VerifyReport
-from lance_memwal.upkeep.verify_checkpoints import inspect_checkpoints
+from lance_memwal.upkeep.verify_checkpoints import inspect_checkpoints, inspect_records
 from lance_memwal.upkeep.verify_roll_ups import inspect_roll_ups
 
 __all__ = [
@@ -72,6 +72,7 @@ _LOOKS = 4
 _PAUSE_SECONDS = 0.05
 _RESTORE = "restore the object from a backup; if there is none, the rows in it are lost"
 _RESTORE_OR_GIVE_UP = f"{_RESTORE}, and repair with accept_loss=True lets the rest open"
+_NO_DIRECTORY = "move it away, and restore what belongs there from a backup; until then reads of the table fail"
 _CATCH_UP = (
     "its rows are in the base table, and only readers that ask an index of that alone miss them: bring the indexes up to "
     "date with Table.maintain"
@@ -117,11 +118,12 @@ def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLO
     started = clock.monotonic()
     base = newest_base()
     shards = list_shards(base.location)
-    problems = inspect_base(base, shards) + inspect_checkpoints(base)
     found = [inspect_shard(base.location, shard_id, newest_base, clock=clock) for shard_id in shards]
-    manifests = (findings.manifest for findings in found if findings.manifest is not None)
+    manifests = [findings.manifest for findings in found if findings.manifest is not None]
     return VerifyReport(
-        problems=problems
+        problems=inspect_base(base, shards)
+        + inspect_checkpoints(base)
+        + inspect_records(base.location, [manifest.shard_id for manifest in manifests])
         + inspect_roll_ups(base, manifests)
         + [problem for findings in found for problem in findings.problems],
         shards=len(found),
@@ -168,7 +170,9 @@ def damaged_newest(base: BaseTable) -> Problem | None:
     """What is wrong with a version above `base`, which is then the newest one that can be read."""
     names = version_names(base.location)
     newest = max(names, default=base.version)
-    damage = find_damage(base.location, manifest_path=names[newest]) if newest > base.version else None
+    if newest <= base.version:
+        return None
+    damage = find_no_file(base.location, newest) or find_damage(base.location, manifest_path=names[newest])
     if damage is None:
         return None
     remedy = (
@@ -198,11 +202,15 @@ def inspect_shard(
     clock: Clock = SYSTEM_CLOCK,
 ) -> ShardFindings:
     """What one shard looks like and what is wrong with it; `deep` reads every key of every SSTable."""
+    manifests = ShardManifestStore(location, shard_id, clock=clock)
     for look in range(_LOOKS):
-        manifests = ShardManifestStore(location, shard_id, clock=clock)
-        versions = manifests.list_versions()
-        findings = _Inspection(location, shard_id, newest_base, deep=deep).run()
-        moved = manifests.list_versions()[-1:] != versions[-1:]
+        try:
+            versions = manifests.list_versions()
+            findings = _Inspection(location, shard_id, newest_base, deep=deep).run()
+            moved = manifests.list_versions()[-1:] != versions[-1:]
+        except CorruptDataError as error:  # a directory is none: what was found before that decides nothing
+            findings, moved = ShardFindings(shard_id), False
+            findings.add("V-1", error.path or paths.shard_dir(shard_id), str(error), _NO_DIRECTORY)
         if not findings.problems or (look and not moved):
             return findings
         clock.sleep(_PAUSE_SECONDS)
@@ -283,6 +291,10 @@ class _Inspection:
                 data = self._location.store.get(path)
             except ObjectNotFoundError:
                 continue  # collected meanwhile
+            except CorruptDataError as error:  # a link, or a pipe: there are no bytes that repair could keep
+                self._found.entries[position] = EntryInfo(position, 0, readable=False)
+                self._found.add("V-3", path, str(error), _RESTORE, position)
+                continue
             try:
                 entry = decoder.decode(data, position, path=path)
             except CorruptDataError as error:

@@ -23,13 +23,15 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.roll_up import RollUp, listed_roll_ups
 from lance_memwal.sstable.rolling import copy_of
+from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.reports import Problem
 
-__all__ = ["damaged_roll_ups", "inspect_roll_ups"]
+__all__ = ["damaged_roll_ups", "inspect_roll_ups", "without_directory"]
 
 _DAMAGED = "run repair, which deletes it: readers open the files that it is a copy of, until it is made again"
+_NO_DIRECTORY = "move it away: readers open the files that roll-ups are copies of, until they are made again"
 _DIFFERS = (
     "the roll-up is as it was written, by its checksums, and the files of the generation have none: they may be damaged; "
     "compare both with a copy of the table before either goes"
@@ -40,7 +42,11 @@ def inspect_roll_ups(base: BaseTable, manifests: Iterable[ShardManifest]) -> lis
     """What is wrong with the roll-ups of the shards of these manifests, their newest ones."""
     problems = []
     for manifest in manifests:
-        damaged = damaged_roll_ups(base.location, manifest.shard_id)
+        try:
+            damaged = damaged_roll_ups(base.location, manifest.shard_id)
+        except CorruptDataError as error:
+            problems.append(without_directory(manifest.shard_id, error))
+            continue
         problems += [Problem(path, what, _DAMAGED, "V-14", manifest.shard_id) for path, what in damaged.items()]
         for path in sorted(set(listed_roll_ups(base.location, manifest.shard_id)) - set(damaged)):
             what = next(_differences_of(base, manifest, path), None)
@@ -49,8 +55,14 @@ def inspect_roll_ups(base: BaseTable, manifests: Iterable[ShardManifest]) -> lis
     return problems
 
 
+def without_directory(shard_id: str, error: CorruptDataError) -> Problem:
+    """What to say of roll-ups that cannot be listed: their directory is none."""
+    return Problem(error.path or paths.roll_up_dir(shard_id), str(error), _NO_DIRECTORY, "V-14", shard_id)
+
+
 def damaged_roll_ups(location: Location, shard_id: str) -> dict[str, str]:
-    """The roll-ups of a shard whose own bytes are damaged, and what is wrong with each."""
+    """The roll-ups of a shard whose own bytes are damaged, and what is wrong with each; `CorruptDataError` if they cannot be
+    listed."""
     found = {path: _damage_of(location, path) for path in sorted(listed_roll_ups(location, shard_id))}
     return {path: what for path, what in found.items() if what is not None}
 

@@ -1,0 +1,277 @@
+"""Whatever lies among the records of consumers, checkpoints and floors: it is named, the rest goes on, and dropping helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.store.records import MAX_RECORD_BYTES, Records
+from lance_memwal.upkeep.consumer_records import ConsumerRecord, consumer_record
+
+SHARD = mw.shard_id_for(mw.Unsharded())
+CONSUMER = paths.record_dir(paths.CONSUMERS_DIR, "x")
+CHECKPOINT = paths.record_dir(paths.CHECKPOINTS_DIR, "cp")
+FLOOR = paths.floor_dir(SHARD)
+NEXT = 99  # above every record that the table has
+BEYOND = 10**30
+Plant = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table with a consumer `x`, a checkpoint `cp` and a floor."""
+    place = tmp_path_factory.mktemp("whole") / "t"
+    schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+    table = mw.create_table(str(place), schema, primary_key="id", writer_defaults={"fsync": False})
+    with table.writer(compaction=None) as writer:
+        writer.put([{"id": 1, "v": 1}])
+        writer.flush()
+        table.compact()
+        writer.put([{"id": 2, "v": 1}])
+        consumer = table.consumer("x")
+        next(iter(consumer))
+        consumer.commit()
+        table.checkpoint_create("cp")
+    table.gc(grace_seconds=0)
+    assert Records(resolve(str(place)).store, FLOOR).newest() is not None
+    return place
+
+
+@pytest.fixture
+def place(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "t"))
+
+
+def written(directory: str, **changes: Any) -> Plant:
+    """A next record like the newest one, but for these changes."""
+
+    def plant(place: Path) -> None:
+        newest = Records(resolve(str(place)).store, directory).newest()
+        assert newest is not None
+        (place / directory / f"{NEXT}.json").write_text(json.dumps({**newest.value, **changes}))
+
+    return plant
+
+
+def all_calls(table: mw.Table) -> dict[str, Callable[[], object]]:
+    return {
+        "consumers": table.consumers,
+        "consumer": lambda: list(table.consumer("x", until="now")),
+        "checkpoints": table.checkpoints,
+        "at": lambda: table.at("cp").count_rows(),
+        "new consumer": lambda: list(table.consumer("new", until="now")),
+        "stats": table.stats,
+        "gc": lambda: table.gc(grace_seconds=0),
+        "maintain": lambda: table.maintain(grace_seconds=0),
+        "verify": table.verify,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ stray names
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "a b", "-x", "n" * 255, b"\xff\xfe"])
+@pytest.mark.parametrize("directory", [paths.CONSUMERS_DIR, paths.CHECKPOINTS_DIR])
+def test_a_stray_name_among_the_names_stops_nobody(place: Path, directory: str, name: str | bytes) -> None:
+    os.makedirs(os.path.join(os.fsencode(place / directory), os.fsencode(name)))
+    table = mw.open_table(str(place))
+    for call in all_calls(table).values():
+        call()
+    assert {info.name for info in table.consumers()} == {"x", "new"}
+    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["cp"]
+    assert table.verify().ok
+
+
+# ------------------------------------------------------------------------------------------------------- what records say
+
+DAMAGED_CONSUMERS: dict[str, Plant] = {
+    "a time that no calendar has": written(CONSUMER, ms=BEYOND),
+    "an age beyond 64 bits": written(CONSUMER, max_age_ms=BEYOND),
+    "an age beyond 64 bits, expired": written(CONSUMER, max_age_ms=BEYOND, state="expired"),
+    "an epoch beyond 64 bits": written(CONSUMER, epoch=BEYOND),
+    "a position beyond 64 bits": written(CONSUMER, shards={SHARD: 1 << 64}),
+    "no form": written(CONSUMER, format=None),
+    "no snapshot": written(CONSUMER, snapshot="garbage"),
+    "a snapshot beyond 64 bits": written(CONSUMER, snapshot=f"memwal1:-:{1 << 64}"),
+    "a directory": lambda place: (place / CONSUMER / f"{NEXT}.json").mkdir(),
+    "a link": lambda place: (place / CONSUMER / f"{NEXT}.json").symlink_to("/etc/hostname"),
+    "a pipe": lambda place: os.mkfifo(place / CONSUMER / f"{NEXT}.json"),
+}
+DAMAGED_CHECKPOINTS: dict[str, Plant] = {
+    "a time that no calendar has": written(CHECKPOINT, created_ms=BEYOND),
+    "a time just after the last day": written(CHECKPOINT, created_ms=253_402_300_800_000),
+    "an end that no calendar has": written(CHECKPOINT, expires_ms=BEYOND),
+    "no form": written(CHECKPOINT, format=[1]),
+    "no snapshot": written(CHECKPOINT, snapshot="garbage"),
+    "a base version beyond 64 bits": written(CHECKPOINT, snapshot=f"memwal1:-:{1 << 64}"),
+    "a manifest beyond 64 bits": written(CHECKPOINT, snapshot=f"memwal1:-:1:ABEiM0RVRneImaq7zN3u_w.{1 << 64}.1.1"),
+    "a directory": lambda place: (place / CHECKPOINT / f"{NEXT}.json").mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_CONSUMERS)
+def test_a_damaged_consumer_is_named_and_can_be_dropped(place: Path, damage: str) -> None:
+    DAMAGED_CONSUMERS[damage](place)
+    table = mw.open_table(str(place))
+    for name in ("consumers", "consumer", "gc", "stats"):
+        with pytest.raises(mw.CorruptDataError) as caught:
+            all_calls(table)[name]()
+        assert caught.value.path == f"{CONSUMER}/{NEXT}.json", name
+    assert [problem.where for problem in table.verify().problems] == [CONSUMER]
+    table.drop_consumer("x")
+    assert table.consumers() == []
+    assert table.verify().ok
+    table.gc(grace_seconds=0)
+    assert sum(batch.num_rows for batch in table.consumer("x", until="now")) == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGED_CHECKPOINTS)
+def test_a_damaged_checkpoint_is_named_and_can_be_dropped(place: Path, damage: str) -> None:
+    DAMAGED_CHECKPOINTS[damage](place)
+    table = mw.open_table(str(place))
+    for name in ("checkpoints", "at", "gc"):
+        with pytest.raises(mw.CorruptDataError) as caught:
+            all_calls(table)[name]()
+        assert caught.value.path == f"{CHECKPOINT}/{NEXT}.json", name
+    assert [problem.where for problem in table.verify().problems] == [CHECKPOINT]
+    table.checkpoint_drop("cp")
+    assert table.checkpoints() == []
+    assert table.verify().ok
+    table.gc(grace_seconds=0)
+    table.checkpoint_create("cp")
+    assert table.at("cp").count_rows() == 2
+
+
+@pytest.mark.parametrize("said", [{"position": 1 << 64}, {"position": -1}, {"position": "1"}, {"announced": BEYOND}])
+def test_a_floor_that_says_no_position_is_damaged(place: Path, said: dict[str, Any]) -> None:
+    written(FLOOR, **said)(place)
+    table = mw.open_table(str(place))
+    with pytest.raises(mw.CorruptDataError, match=rf"{FLOOR}/{NEXT}\.json"):
+        all_calls(table)["new consumer"]()
+    assert FLOOR in {problem.where for problem in table.verify().problems}
+
+
+def test_a_directory_in_the_place_of_a_floor_is_damage_and_no_race(place: Path) -> None:
+    (place / FLOOR / f"{NEXT}.json").mkdir()
+    table = mw.open_table(str(place))
+    for name in ("new consumer", "at"):
+        with pytest.raises(mw.CorruptDataError, match=rf"{FLOOR}/{NEXT}\.json"):
+            all_calls(table)[name]()
+    assert FLOOR in {problem.where for problem in table.verify().problems}
+
+
+@pytest.mark.parametrize("directory", [CONSUMER, CHECKPOINT])
+def test_a_newer_form_of_a_snapshot_is_unknown_and_says_where(place: Path, directory: str) -> None:
+    written(directory, snapshot="memwal7:x")(place)
+    with pytest.raises(mw.UnsupportedFormatError) as caught:
+        mw.open_table(str(place)).gc(grace_seconds=0)
+    assert caught.value.path == f"{directory}/{NEXT}.json"
+
+
+@pytest.mark.parametrize(("directory", "drop"), [(CONSUMER, "drop_consumer"), (CHECKPOINT, "checkpoint_drop")])
+def test_the_last_number_of_all_is_named_since_no_record_can_follow_it(place: Path, directory: str, drop: str) -> None:
+    last = place / directory / f"{(1 << 63) - 1}.json"
+    written(directory)(place)
+    os.rename(place / directory / f"{NEXT}.json", last)
+    table = mw.open_table(str(place))
+    name = Path(directory).name
+    with pytest.raises(mw.CorruptDataError, match=last.name):
+        getattr(table, drop)(name)
+    last.unlink()
+    getattr(table, drop)(name)
+
+
+def test_a_number_beyond_the_last_one_is_a_stray_name(place: Path) -> None:
+    (place / CONSUMER / f"{1 << 63}.json").write_text("x")
+    (place / CONSUMER / f"{'9' * 19}.json").write_text("x")
+    table = mw.open_table(str(place))
+    assert [info.name for info in table.consumers()] == ["x"]
+    table.drop_consumer("x")
+
+
+# ---------------------------------------------------------------------------------------------------------- what is honest
+
+
+def test_a_consumer_may_be_silent_for_as_long_as_there_are_days(place: Path) -> None:
+    table = mw.open_table(str(place))
+    list(table.consumer("patient", until="now", max_age=timedelta.max))
+    record = consumer_record(resolve(str(place)), "patient")
+    assert record is not None
+    assert timedelta(milliseconds=record.max_age_ms) > timedelta.max - timedelta(seconds=1)
+    table.gc(grace_seconds=0)
+
+
+def test_a_lifetime_that_ends_after_the_last_day_is_refused_before_anything_is_written(place: Path) -> None:
+    table = mw.open_table(str(place))
+    with pytest.raises(mw.InvalidInputError, match="lifetime"):
+        table.checkpoint_create("ever", lifetime=timedelta.max)
+    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["cp"]
+    table.checkpoint_create("ever", lifetime=timedelta(days=365_000))
+    assert len(table.checkpoints()) == 2
+
+
+# ------------------------------------------------------------------------------------------------------------------ sizes
+
+
+@pytest.mark.parametrize("directory", [CONSUMER, CHECKPOINT, FLOOR])
+def test_a_record_of_any_size_costs_no_memory(place: Path, directory: str) -> None:
+    with (place / directory / f"{NEXT}.json").open("wb") as file:
+        file.truncate(64 << 30)  # a hole: it takes no room on the disk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(mw.CorruptDataError, match=f"{NEXT}.json"):
+        all_calls(mw.open_table(str(place)))["at" if directory == FLOOR else "gc"]()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * MAX_RECORD_BYTES >> 10
+
+
+def test_a_record_of_many_small_parts_is_refused_before_it_is_read(place: Path) -> None:
+    (place / CONSUMER / f"{NEXT}.json").write_text('{"a":[' + "[[[]]]," * 300_000 + "[]]}")
+    with pytest.raises(mw.CorruptDataError, match=f"{NEXT}.json"):
+        mw.open_table(str(place)).consumers()
+
+
+def test_the_widest_record_of_a_hundred_thousand_shards_fits(tmp_path: Path) -> None:
+    widest = (1 << 64) - 1
+    shards = [f"{number:08x}-ffff-4fff-8fff-ffffffffffff" for number in range(100_000)]
+    point = f":{'A' * 22}.{widest}.{widest}.{widest}"
+    snapshot = f"memwal1:0a1b2c3d:{widest}" + point * len(shards)
+    cursor = (
+        "c1,0a1b2c3d,"
+        + ",".join(f"{shard}={10**19 - 1}+{10**19 - 1}" for shard in shards)
+        + f"/{10**19 - 1}/{snapshot}"
+    )
+    record = ConsumerRecord(
+        name="x",
+        number=1,
+        state="active",
+        table_id=SHARD,
+        reader=SHARD,
+        epoch=widest,
+        written_ms=1,
+        max_age_ms=widest,
+        cursor=cursor,
+        shards=dict.fromkeys(shards, widest),
+        snapshot=snapshot,
+        begins=True,
+    )
+    records = Records(resolve(str(tmp_path)).store, CONSUMER)
+    assert records.create(1, record.value)
+    assert records.read(1).value["cursor"] == cursor
+
+
+def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    records = Records(resolve(str(tmp_path)).store, CONSUMER)
+    with pytest.raises(mw.InvalidInputError, match="shards"):
+        records.create(1, {"cursor": "x" * MAX_RECORD_BYTES})
+    assert records.newest() is None
