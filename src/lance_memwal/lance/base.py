@@ -208,7 +208,7 @@ class BaseTable:
                 with lance_errors("opening the base table"):
                     dataset = lance_at(location).dataset(version=version)
                 return cls._at(location, dataset, object())
-            except (InvalidInputError, UnavailableError, ObjectNotFoundError):
+            except (CorruptDataError, InvalidInputError, UnavailableError, ObjectNotFoundError):
                 if version is None and not cls.is_there(location):
                     return None
                 if version is not None or attempt == _MAX_TRIES - 1:  # else it may have been cleaned up meanwhile

@@ -382,8 +382,8 @@ def _manifest_message(data: bytes) -> bytes:
     if len(data) < _FOOTER.size + _LENGTH.size:
         raise CorruptDataError("file is too short")
     position, major, minor, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
-    if magic != _MAGIC:
-        raise CorruptDataError("file does not end with LANC")
+    if magic != _MAGIC or (major, minor) == (0, 0):  # there never was such a layout: bytes are lost
+        raise CorruptDataError("file does not end with a layout and LANC")
     if (major, minor) != (_MAJOR, _MINOR):
         raise UnsupportedFormatError(f"Lance manifest layout {major}.{minor} is not known")
     return _section(data, position)
