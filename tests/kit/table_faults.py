@@ -30,6 +30,7 @@ _EFFECTS = frozenset({"put_new", "put", "delete"})
 _LATE_AFTER_CALLS = (0, 3, 40)
 _SECONDS_PER_FIRST = 5
 _NEAR = 14
+_MISREAD = frozenset({FaultKind.SHORT_READ, FaultKind.BIT_FLIP})
 _TRIES = 3
 
 
@@ -83,6 +84,9 @@ class Sweep:
         self.met.update(call.fault.value for call in injected if call.fault is not None)
         if not found and life.oracle.refused and _goes_unseen(injected):
             found = [f"a user saw it: {life.oracle.refused[0]}"]
+        told = [line for line in life.oracle.refused if ": CorruptDataError: " in line]
+        if len(told) > 1 and len(injected) == 1 and injected[0].fault in _MISREAD:
+            found.append(f"one bad read was told {len(told)} times, last: {told[-1]}")
         self.refused.update(line.partition(": ")[2].partition(":")[0] for line in life.oracle.refused)
         where = ", ".join(f"{call.kind} {call.path}" for call in injected)
         self.broken += [f"{planned} ({where}): {line}" for line in found]

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 
 from lance_memwal.clock import in_order
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import ObjectExistsError
+from lance_memwal.errors import ObjectExistsError, UnsupportedFormatError
+from lance_memwal.lance.manifest import parse_lance_manifest
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.bloom import BLOOM_BYTES
 from lance_memwal.sstable.read import SsTableReader
@@ -152,10 +154,14 @@ def copy_of(reader: SsTableReader, schema: TableSchema) -> Copy:
     if _is_small(sstable) and reader.knows_every_key:
         keys = Keys(*reader.entries(), reader.tombstones(schema))
         rows = reader.stored.every_row() if _has_small_rows(sstable) else None
+    manifest = reader.stored.newest_manifest_bytes()
+    if manifest is not None:
+        with suppress(UnsupportedFormatError):  # what is cut must not be kept for ever because of one bad read
+            parse_lance_manifest(manifest, path=reader.stored.directory)
     return Copy(
         sstable,
         reader.sidecar.filter_bytes(),
-        reader.stored.newest_manifest_bytes(),
+        manifest,
         keys,
         rows,
         None if rows is None else reader.stored.columns,
