@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from lance_memwal.errors import CorruptDataError, UnavailableError
 from lance_memwal.log import wal
 from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.process.cache import CACHE
+from lance_memwal.sstable import rolling
 from lance_memwal.store import memory, paths
 from lance_memwal.store.own import put_or_find
 from lance_memwal.store.port import ObjectStore
-from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.testing import FaultKind, FaultScript, StoreCall
 from tests.faults.workers import Workers
 from tests.harness.profile import scaled
 from tests.kit.rich_life import RichLife
@@ -78,22 +79,27 @@ def test_no_single_fault_breaks_a_table(sweep: Sweep, life: type[CanonicalLife],
     assert sweep.met["1 faults"] >= ONE_MET * count
 
 
-@dataclass(frozen=True, slots=True)
-class Ranges(FaultPlan):
-    """Whatever reads a part of an object meets this."""
+class BadRollUps(FaultScript):
+    """Whatever reads a part of a roll-up meets this."""
 
-    kind: FaultKind = FaultKind.SHORT_READ
+    def __init__(self, kind: FaultKind) -> None:
+        super().__init__()
+        self.kind, self.met = kind, 0
 
-    def fault(self, index: int, call: str) -> FaultKind | None:
-        return self.kind if call == "get_range" else None
+    def begin(self, kind: str, path: str) -> StoreCall:
+        call = super().begin(kind, path)
+        if kind != "get_range" or "/memwal_rollups/" not in path:
+            return call
+        self.met += 1
+        return replace(call, fault=self.kind)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.SHORT_READ, FaultKind.BIT_FLIP], ids=lambda kind: str(kind.value))
 def test_damaged_range_reads_of_roll_ups_are_noticed_and_not_seen(rich: Sweep, kind: FaultKind) -> None:
-    script = FaultScript(Ranges(kind=kind))
+    script = BadRollUps(kind)
     life = RichLife(rich.place, "ranges", [script])
     assert life.run() == []
-    assert script.injected
+    assert script.met
     assert not life.oracle.refused
 
 
@@ -236,6 +242,16 @@ def test_the_life_finds_an_error_that_no_fault_explains(
     monkeypatch.setattr(mw.Table, "checkpoints", checkpoints)
     sweep.live(Planned((at,)))
     assert any(told in line for line in sweep.broken), shown(sweep)
+
+
+def test_the_rich_life_finds_a_bad_read_that_is_kept_for_ever(rich: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = record(rich)
+    rolled = next(call.index for call in calls if call.kind == "put_new" and "/memwal_rollups/" in call.path)
+    read = [call.index for call in calls[:rolled] if call.kind == "get" and "_gen_" in call.path]
+    monkeypatch.setattr(rolling, "parse_lance_manifest", lambda *_, **__: None)
+    short = max(index for index in read if "/_versions/" in calls[index].path)
+    rich.live(Planned(({short: FaultKind.SHORT_READ},)))
+    assert any("one bad read was told" in line for line in rich.broken), shown(rich)
 
 
 def test_slices_have_every_single_fault_once(sweep: Sweep) -> None:
