@@ -14,7 +14,7 @@ _REASONS: dict[str, str] = {
         ReplayMismatchError SearchIncompleteWarning UnavailableError UnsupportedFormatError WriterPoisonedError""",
     "the engine asks it, users only make one": """
         BTreeIndex Bucket Cursor.check_table Cursor.place FtsIndex HnswIndex Identity LastWrite.remember_ms
-        Manual Snapshot.check_table Snapshot.is_part_of Unsharded""",
+        Manual Snapshot.check_table Snapshot.is_part_of Snapshot.stored Unsharded""",
     "the engine's own rooms call it: upkeep, serving, forks, parking": """
         ChangeFeed.needed Scan.snapshot ShardWriter.append ShardWriter.capture ShardWriter.delete_matching
         ShardWriter.is_parked ShardWriter.is_writing ShardWriter.leave ShardWriter.of_table ShardWriter.orphan
