@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from lance_memwal.process import turns
 from lance_memwal.process.turns import TakenError, Turn, turn_of
 from tests.kit.interrupts import interrupted_everywhere
 from tests.kit.writers import in_thread
@@ -86,3 +87,22 @@ def test_who_waits_in_vain_is_told_in_its_own_words() -> None:
         with pytest.raises(ValueError, match="still there"):
             in_thread(wait).result()
     assert is_free(turn)
+
+
+def test_a_handler_may_ask_for_a_turn_while_its_thread_does() -> None:
+    """It waited for ever for the call that it had interrupted."""
+    found: list[Turn] = []
+
+    def on_top(where: str) -> None:
+        del where
+        found.append(in_thread(lambda: turn_of("another")).result(5))
+
+    kept = [turn_of("another")]
+    assert interrupted_everywhere(lambda: turn_of("a name"), on_top, "process/turns.py") > 1
+    handler = signal.signal(signal.SIGUSR1, lambda *_: found.append(turn_of("another")))
+    try:
+        with turns._guard:
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    assert all(turn is kept[0] for turn in found)

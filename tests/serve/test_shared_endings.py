@@ -12,11 +12,16 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal import crash_points
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.process.turns import Turn
+from lance_memwal.serve.caller import RemoteShard
+from lance_memwal.serve.channel import OwnerLostError, SlowOwnerError
 from lance_memwal.serve.record import OwnerRecords
 from lance_memwal.write import life
+from lance_memwal.write.health import Health
 from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
-from tests.kit.interrupts import SignalInterrupter
+from tests.kit.interrupts import SignalInterrupter, interrupted_everywhere
 from tests.kit.writers import SECONDS, Running, in_thread
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -91,7 +96,6 @@ def test_a_put_that_comes_to_a_shard_which_is_taken_up_beside_a_close_is_kept(
     table = new_table(tmp_path / "t", sharding=mw.Bucket("id", 8))
     owner, client = table.writer(shared=True, max_open_shards=2), table.writer(shared=True)
     owner.put([{"id": 0, "v": "first"}])
-    [shard] = owner.owned_shards
     client.put([{"id": 0, "v": "by client"}])  # which knows the owner from now on
     parked, key = run_once_at("park.before_stop", lambda: None), 1
     while not parked:
@@ -175,3 +179,101 @@ def test_an_interrupt_anywhere_in_a_claim_leaves_a_shard_that_is_written_and_clo
         assert owner_records(table) == [], interrupter.where
         at += step
     assert lines > 60
+
+
+def test_a_flush_that_fails_is_told_by_the_writer_that_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for one that needs more time, and asked again and again without a pause."""
+    writer = new_table(tmp_path / "t").writer(shared=True, compaction=None)
+    writer.put([{"id": 1, "v": "a"}])
+    waits, wait = [], Health.wait_until
+
+    def counted(*given: Any, **options: Any) -> bool:
+        waits.append(given)
+        return wait(*given, **options)
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise mw.UnavailableError("no manifests today", ambiguous=False)
+
+    monkeypatch.setattr(ShardManifestStore, "commit_update", failing)
+    monkeypatch.setattr(Health, "wait_until", counted)
+    with pytest.raises(mw.UnavailableError, match="no manifests today"):
+        writer.flush(timeout=SECONDS)
+    assert len(waits) < 10
+    writer.abort()
+
+
+def test_a_write_whose_owner_was_lost_is_unknown_although_others_look_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lance_memwal.serve.shared_shard.TURN_SECONDS", 0.1)
+    table = new_table(tmp_path / "t")
+    looks, ends = threading.Event(), threading.Event()
+    with table.writer(shared=True) as owner, table.writer(shared=True) as client:
+        owner.put([{"id": 1, "v": "a"}])
+        client.put([{"id": 2, "v": "b"}])
+        [shard] = client._shards.open.values()
+        perform = RemoteShard.perform
+
+        def looked_for() -> None:
+            with shard._turn.taken(SECONDS):
+                looks.set()
+                assert ends.wait(SECONDS)
+
+        def lost(*given: Any) -> None:
+            perform(*given)
+            in_thread(looked_for)
+            assert looks.wait(SECONDS)
+            raise OwnerLostError("the owner ended the exchange")
+
+        monkeypatch.setattr(RemoteShard, "perform", lost)
+        with pytest.raises(mw.UnavailableError, match="looks for the owner") as told:
+            client.put([{"id": 3, "v": "c"}])
+        ends.set()
+        assert told.value.ambiguous
+        assert table.get(3) == {"id": 3, "v": "c"}
+
+
+def test_a_write_that_a_slow_owner_may_have_done_is_unknown_once_it_is_none_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, once = new_table(tmp_path / "t"), RemoteShard._once
+    with table.writer(shared=True) as owner, table.writer(shared=True) as client:
+        owner.put([{"id": 1, "v": "a"}])
+        client.put([{"id": 2, "v": "b"}])
+        asked: list[int] = []
+
+        def slow_then_fenced(way: RemoteShard, *given: Any) -> Any:
+            asked.append(given[-1])
+            if len(asked) == 1:
+                once(way, *given)
+                raise SlowOwnerError("the owner did not answer in time")
+            client.abort()  # by another thread, meanwhile
+            raise mw.FencedError(1, 2)
+
+        monkeypatch.setattr(RemoteShard, "_once", slow_then_fenced)
+        with pytest.raises(mw.UnavailableError) as told:
+            client.put([{"id": 3, "v": "c"}])
+        assert told.value.ambiguous
+        assert table.get(3) == {"id": 3, "v": "c"}
+
+
+def test_an_interrupt_anywhere_in_a_question_leaves_every_way_to_the_owner_free(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    with table.writer(shared=True) as owner, table.writer(shared=True) as client:
+        owner.put([{"id": 1, "v": "a"}])
+        client.put([{"id": 2, "v": "b"}])
+        [shard] = client._shards.open.values()
+        channel = shard._way._channel
+
+        def check(where: str) -> None:
+            taken = [in_thread(lambda turn=turn: turn.taken(0.0).__enter__()) for turn in channel._turns]
+            for turn in taken:
+                turn.result()  # which raises if somebody has it
+            channel._turns = tuple(Turn() for _ in taken)
+            assert not channel._inside, where
+            assert client.put([{"id": 4, "v": "d"}]).written == 1  # and an exchange is there for the next one
+
+        places = interrupted_everywhere(lambda: client.put([{"id": 3, "v": "c"}]), check, "serve/channel.py")
+        assert places > 10

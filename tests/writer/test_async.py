@@ -112,10 +112,9 @@ def test_an_interrupt_of_whoever_ends_the_owner_leaves_nobody_waiting() -> None:
         await asyncio.sleep(0)  # all are queued, and the loop has not made them
         with pytest.raises(KeyboardInterrupt):
             calls.end()
-        calls.end()  # once more
         found = await asyncio.wait_for(asyncio.gather(*queued, return_exceptions=True), SECONDS)
-        assert [isinstance(each, mw.UnavailableError) and each.ambiguous for each in found] == [True, True, False]
-        assert found[2] == "written"
+        assert all(isinstance(each, mw.UnavailableError) for each in found)
+        assert [each.ambiguous for each in found] == [True, True, False], "the last one was not begun"
 
     run(work())
 

@@ -9,7 +9,7 @@ begun without a wait (`made`). Invariants:
 3. What is wrong with one call is raised in its own caller. A caller that is cancelled changes nothing: its call is made. One
    that a closed event loop left in the queue is not: it would come after calls that were made since.
 4. Nobody waits for ever, not even where native code gave up (no `Exception`). What is queued when the owner ends is begun
-   then, and finds it closed.
+   then, and finds it closed; where that end is interrupted, it is told that it was not begun.
 5. Calls that wait do so in threads of the owner, 16 at most: those of the event loop are the program's.
 """
 
@@ -68,7 +68,7 @@ class AsyncCalls:
         self._pokes: set[asyncio.AbstractEventLoop] = set()
         self._task: Task | None = None
         self._ended = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._threads: Executor | None = None
 
     async def made(self, function: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
@@ -120,6 +120,8 @@ class AsyncCalls:
         finally:
             for call, _ in begun:  # interrupted
                 told.add(call, None, _interrupted())
+            while self._ended and self._waiting:  # by an interrupt of `end`, too
+                told.add(self._waiting.popleft(), None, _never_begun())
             told.deliver()
 
     def _begin_all(self, begun: deque[tuple[_Call, Begun]], told: _Outcomes) -> None:
@@ -144,17 +146,19 @@ class AsyncCalls:
         """Make what is still queued, in the calling thread; the owner is closed."""
         with self._lock:
             self._ended = True
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)  # what waits there finds the owner closed
-        if self._task is not None:
-            self._task.stop()
-        self._run()
+        try:
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)  # what waits there finds the owner closed
+            if self._task is not None:
+                self._task.stop()
+        finally:
+            self._run()
 
     def orphan(self) -> None:
         """Be empty in a forked child: its event loops are the parent's."""
         self._waiting, self._pokes, self._task, self._ended = deque(), set(), None, True
         self._threads = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 class _Outcomes:
@@ -183,6 +187,10 @@ class _Outcomes:
 
 def _interrupted() -> UnavailableError:
     return UnavailableError("whoever made this call was interrupted; it may have happened", ambiguous=True)
+
+
+def _never_begun() -> UnavailableError:
+    return UnavailableError("the writer was closed, by a call that was interrupted, before this one", ambiguous=False)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, outcomes: list[_Outcome], start: int) -> None:

@@ -30,7 +30,9 @@ class Trial:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _at: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _at: TracebackType | None
+    ) -> None:
         if not self.is_begun or not isinstance(error, UnavailableError | ConflictError):
             return
         is_known = isinstance(error, ChangedKeysError)  # whoever plans anew sees what was written

@@ -82,20 +82,17 @@ class Turn:
 
 
 _turns: weakref.WeakValueDictionary[Hashable, Turn] = weakref.WeakValueDictionary()
-_guard = threading.Lock()
+_guard = threading.RLock()  # a signal handler may come on top
 
 
 def turn_of(name: Hashable, clock: Clock = SYSTEM_CLOCK) -> Turn:
     """The turn of `name`; whoever keeps it keeps it there for others. `clock` makes it, if there is none yet."""
     run_in_child(_forget)
     with _guard:
-        found = _turns.get(name)
-        if found is None:
-            found = _turns[name] = Turn(clock)
-        return found
+        return _turns.setdefault(name, Turn(clock))
 
 
 def _forget() -> None:
     """In a child: locks that threads of the parent held are never released here."""
     global _guard, _turns
-    _guard, _turns = threading.Lock(), weakref.WeakValueDictionary()
+    _guard, _turns = threading.RLock(), weakref.WeakValueDictionary()

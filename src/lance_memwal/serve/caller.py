@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff
-from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.serve import channel
 from lance_memwal.serve.channel import OwnerBusyError, OwnerLostError, SlowOwnerError, channel_to
@@ -62,6 +62,10 @@ class RemoteShard:
                 was_sent = True
             except UnavailableError as error:
                 error.ambiguous = error.ambiguous or was_sent
+                raise
+            except (FencedError, ClosedError) as error:
+                if was_sent:  # whether it did it before is not known
+                    raise OwnerLostError("the owner did not answer, and is none any more") from error
                 raise
             except OwnerBusyError:
                 _BUSY.wait(SYSTEM_CLOCK, attempt)

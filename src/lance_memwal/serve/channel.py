@@ -14,12 +14,12 @@ Owns `Channel`: one connection per address, and the exchanges over it. Invariant
 from __future__ import annotations
 
 import hmac
+import itertools
 import logging
 import threading
 import weakref
 from collections.abc import Callable
-from functools import lru_cache
-from queue import Empty, SimpleQueue
+from functools import lru_cache, partial
 from typing import Any
 
 from lance_memwal.clock import SYSTEM_CLOCK
@@ -27,6 +27,7 @@ from lance_memwal.errors import MemWalError, UnavailableError
 from lance_memwal.process.background import at_exit, is_ending
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import keep_for_ever, run_in_child
+from lance_memwal.process.turns import TakenError, Turn
 from lance_memwal.process.waiting import on_top_error
 from lance_memwal.serve.desk import FULL, GREETING, HELLO, WIRE_VERSION
 from lance_memwal.serve.endpoint import CA_VARIABLE, is_distrusted, is_for_other_hosts, trusted_roots
@@ -111,9 +112,8 @@ class Channel:
         self.address = address
         self._client = _flight().FlightClient(address, tls_root_certs=roots, generic_options=list(_OPTIONS))
         self._secret = secret
-        self._turns: SimpleQueue[None] = SimpleQueue()
-        for _ in range(_MOST_EXCHANGES):
-            self._turns.put(None)
+        self._turns = tuple(Turn() for _ in range(_MOST_EXCHANGES))
+        self._asked = itertools.count()
         self._lock = threading.Lock()
         self._open: set[_Exchange] = set()
         self._idle: list[_Exchange] = []
@@ -145,14 +145,15 @@ class Channel:
             self._inside.discard(own)
 
     def _ask_in_turn(self, write: Callable[[Book], bytes], deadline: Deadline, patience_seconds: float) -> Any:
-        try:
-            self._turns.get(timeout=deadline.left_seconds)
-        except Empty:
-            raise deadline.error(f"no way to the owner at {self.address} was free; retry") from None
-        try:
+        for turn in self._turns:
+            try:
+                with turn.taken(0.0):
+                    return self._ask(write, patience_seconds)
+            except TakenError:
+                continue
+        late = partial(deadline.error, f"no way to the owner at {self.address} was free; retry")
+        with self._turns[next(self._asked) % _MOST_EXCHANGES].taken(deadline.left_seconds, late):
             return self._ask(write, patience_seconds)
-        finally:
-            self._turns.put(None)
 
     def _ask(self, write: Callable[[Book], bytes], patience_seconds: float) -> Any:
         exchange = self._take()
@@ -173,6 +174,8 @@ class Channel:
         while True:
             with self._lock:
                 exchange = self._idle.pop() if self._idle else None
+                if exchange is not None:
+                    exchange.idle_since = now  # for a moment nobody takes it for unused
             if exchange is None:
                 return self._begin()
             if now - exchange.born < _LIFE_SECONDS / 2:
@@ -221,7 +224,10 @@ class Channel:
             SYSTEM_CLOCK.sleep(_LOOK_SECONDS)
             now = SYSTEM_CLOCK.monotonic()
             with self._lock:
-                unused = [each for each in self._idle if now - each.idle_since > _IDLE_SECONDS]
+                # also what a caller took that was interrupted before it asked
+                unused = [
+                    each for each in self._open if each.asked_at is None and now - each.idle_since > _IDLE_SECONDS
+                ]
                 self._idle = [each for each in self._idle if each not in unused]
                 self._open.difference_update(unused)
                 waiting = [(each, at) for each in self._open if (at := each.asked_at) is not None]

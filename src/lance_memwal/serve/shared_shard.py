@@ -33,6 +33,7 @@ from lance_memwal.errors import (
     ConflictError,
     FencedError,
     InvalidInputError,
+    MemWalError,
     UnavailableError,
     WriterPoisonedError,
 )
@@ -256,7 +257,7 @@ class SharedShard:
                 done = way.perform(request, given, deadline)
             except _LOST as error:
                 was_lost = was_lost or isinstance(error, _UNKNOWN)
-                self._lose(way)
+                self._lose(way, was_lost=was_lost)
                 self._refuse_closed(was_lost=was_lost)
                 if not deadline.left_seconds:
                     raise UnavailableError(f"no owner of shard {self.shard_id} could do a write: {error}") from error
@@ -378,8 +379,9 @@ class SharedShard:
             f"that listens to its own host only; close it, write through it, or set {HOST_VARIABLE} there"
         )
 
-    def _crowded(self) -> ConflictError:
-        return ConflictError(f"another call of this process looks for the owner of shard {self.shard_id}; retry")
+    def _crowded(self, *, was_lost: bool) -> MemWalError:
+        text = f"another call of this process looks for the owner of shard {self.shard_id}; retry"
+        return UnavailableError(text, ambiguous=True) if was_lost else ConflictError(text)
 
     def _own(self, epoch: int) -> _OwnedShard:
         """Claim the shard, and answer for it. The record comes first: no served epoch is without one."""
@@ -415,9 +417,9 @@ class SharedShard:
             start.is_over = True
             office.end_if_idle()
 
-    def _lose(self, way: _OwnedShard | RemoteShard | None) -> None:
-        """Go on without an owner that was lost."""
-        with self._turn.taken(TURN_SECONDS, self._crowded):
+    def _lose(self, way: _OwnedShard | RemoteShard | None, *, was_lost: bool = False) -> None:
+        """Go on without an owner that was lost; `was_lost`: what it did with a write is unknown."""
+        with self._turn.taken(TURN_SECONDS, partial(self._crowded, was_lost=was_lost)):
             if way is None or self._way is not way or self._closed or self.is_parked:
                 return
             self._way = None
@@ -447,11 +449,11 @@ class SharedShard:
         """Return when everything that is frozen is in SSTables; `UnavailableError` on time-out."""
         deadline = Deadline(SYSTEM_CLOCK) if timeout is None else Deadline(SYSTEM_CLOCK, timeout)
         while self._way is not None:
-            seconds = min(_DRAIN_SECONDS, deadline.left_seconds)
+            slice_ = Deadline(SYSTEM_CLOCK, min(_DRAIN_SECONDS, deadline.left_seconds))
             try:
-                self._perform(Request("drain", options={"seconds": seconds}), None, marked=False)
+                self._perform(Request("drain", options={"seconds": slice_.seconds}), None, marked=False)
             except UnavailableError:
-                if not deadline.left_seconds:
+                if slice_.left_seconds or not deadline.left_seconds:  # not for lack of time, or of all of it
                     raise
                 continue
             return

@@ -15,7 +15,6 @@ Owns `Sink`. Invariants:
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -107,8 +106,7 @@ class Sink:
         close_in_child(self)
 
     def orphan(self) -> None:
-        """Have locks of our own, at the start and in a forked child."""
-        self._lock = threading.Lock()
+        """Have turns of our own, at the start and in a forked child."""
         self._turns: dict[str, Turn] = {}
 
     # ------------------------------------------------------------------------------------------------------ appending
@@ -205,8 +203,7 @@ class Sink:
 
     def _turn(self, shard_id: str, deadline: Deadline) -> AbstractContextManager[None] | Taking:
         """One append or flush of a shard at a time, in this process."""
-        with self._lock:
-            turn = self._turns.setdefault(shard_id, Turn())
+        turn = self._turns.setdefault(shard_id, Turn())  # one step of native code
         return turn.taken(deadline.left_seconds, partial(self._kept_out, shard_id))
 
     # -------------------------------------------------------------------------------------------------------- joining
