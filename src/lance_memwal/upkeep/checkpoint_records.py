@@ -22,7 +22,7 @@ from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records, is_count, is_time, record_names
+from lance_memwal.store.records import Record, Records, is_time, record_names
 
 __all__ = [
     "CheckpointRecord",
@@ -157,12 +157,11 @@ def _set_tag(base: BaseTable, name: str, version: int | None) -> None:
 
 def _parse(name: str, record: Record, path: str) -> CheckpointRecord:
     value = record.value
-    if is_count(value.get("format")) and value["format"] != _FORMAT:
+    if value.get("format") != _FORMAT:
         raise UnsupportedFormatError("a record of a checkpoint was written by a newer version", path=path)
     table, expires = value.get("table"), value.get("expires_ms")
     is_whole = (
-        is_count(value.get("format"))
-        and value.get("state") in _STATES
+        value.get("state") in _STATES
         and (table is None or isinstance(table, str))
         and isinstance(value.get("by"), str)
         and is_time(value.get("created_ms"))

@@ -159,15 +159,14 @@ def expire(location: Location, record: ConsumerRecord, now_ms: int, by: str) -> 
 
 def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
     value, path = record.value, paths.record_path(directory, record.number)
-    if is_count(value.get("format")) and value["format"] != _FORMAT:
+    if value.get("format") != _FORMAT:
         raise UnsupportedFormatError("a record of a consumer was written by a newer version", path=path)
     numbers = [value.get(key) for key in ("epoch", "max_age_ms")]
     texts = [value.get(key) for key in ("reader", "cursor")]
     maybe = [value.get(key) for key in ("table", "snapshot")]
     shards = value.get("shards")
     if (
-        not value.keys() >= {"format", "table", "snapshot"}
-        or not is_count(value["format"])
+        not value.keys() >= {"table", "snapshot"}
         or value.get("state") not in _STATES
         or not all(map(is_count, numbers))
         or not is_time(value.get("ms"))
