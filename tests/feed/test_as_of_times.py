@@ -155,3 +155,23 @@ def test_a_version_that_clean_up_took_is_not_replaced_by_an_older_one_that_someb
     with pytest.raises(mw.CollectedError):
         table.at(then)
     assert "extra" not in table.at("kept").schema.names
+
+
+def test_a_version_that_does_not_fit_is_not_replaced_by_one_on_the_other_side_of_a_gap(table: mw.Table) -> None:
+    """The clock of the store is behind, so that the newest version of then is too new; the one before it is gone."""
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [1], "v": ["a"]})
+    table.compact()
+    table.checkpoint_create("kept")
+    now()
+    table.dataset.update({"v": "'b'"}, where="id = 1")  # plain Lance: no log has it
+    moment, then = now(), rows(table)
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [2], "v": ["later"]})
+    table.compact()
+    for directory in (paths.manifest_dir(SHARD), "_versions"):
+        shift(Path(table.uri) / directory, -3600)
+    assert rows(table.at(moment)) == then == {1: "b"}
+    table.dataset.cleanup_old_versions(older_than=timedelta(0), error_if_tagged_old_versions=False)
+    with pytest.raises(mw.CollectedError, match="gone"):
+        table.at(moment)

@@ -8,8 +8,10 @@ changed since. Invariants:
 2. A key that was there gives `update_before` and `update_after`, or `delete` with the row that is gone; a key that was not
    gives `insert`, and its delete gives nothing.
 3. Memory is bounded: when the rows since the snapshot are many, or it is old (collection keeps what it needs only for a
-   while), a new snapshot is taken, and used for each shard from the place on that it names.
+   while), a new snapshot is taken, and used for each shard from the place on that it names. One that cannot be had now is
+   asked for again later.
 4. Nothing is done per row.
+5. Other threads may ask for `end_of`; everything else is for the thread that reads.
 """
 
 from __future__ import annotations
@@ -73,10 +75,11 @@ class BeforeImages:
         shape: Shape,
         state: State,
         places: Mapping[str, Place],
-        renew: Callable[[], State],
+        renew: Callable[[], State | None],
         clock: Clock,
     ) -> None:
-        """`state` is at or before `places`, from which the feed starts; `renew` gives the table as it is now."""
+        """`state` is at or before `places`, from which the feed starts; `renew` gives the table as it is now, or None if that
+        cannot be had."""
         self._location = location
         self._shape = shape
         self._schema = shape.stored.shown
@@ -93,12 +96,15 @@ class BeforeImages:
         """The oldest snapshot that is in use."""
         return self._state
 
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """All snapshots that are in use, the oldest first."""
+        return tuple(state.snapshot for state in (self._state, self._next) if state is not None)
+
     def end_of(self, shard_id: str) -> Place | None:
         """The place at which the next snapshot takes over in this shard: no chunk may pass it."""
         following = self._next
-        if following is None or self._of(shard_id)[0] is following:
-            return None
-        return following.place(shard_id)
+        return None if following is None or self._has_come_to(following, shard_id) else following.place(shard_id)
 
     def absorb(self, changes: ChangedRows) -> None:
         """Know of changes that are handed out, or were before."""
@@ -117,25 +123,28 @@ class BeforeImages:
 
     def renew_if_due(self) -> None:
         """Take a new snapshot if the one in use is old, or too much changed since."""
-        if self._next is None and self._is_due():
-            self._next, self._since = self._renew(), self._clock.monotonic()
-            self._take_over(self._next)
+        if self._next is not None or not self._is_due():
+            return
+        following = self._renew()
+        if following is not None:
+            self._next, self._since = following, self._clock.monotonic()
+            self._take_over(following)
 
     def _is_due(self) -> bool:
         held = sum(since.size_bytes for _, since in self._shards.values())
         return held > _HELD_BYTES or self._clock.monotonic() - self._since > _RENEW_SECONDS
 
+    def _has_come_to(self, following: State, shard_id: str) -> bool:
+        return self._places.get(shard_id, Place()) >= following.place(shard_id)
+
     def _take_over(self, following: State) -> None:
         """Go on with the next snapshot in every shard that has come to it."""
         waiting = False
-        for shard_id in {*self._places, *following.places}:
-            state, _ = self._of(shard_id)
-            if state is following:
-                continue
-            if self._places.get(shard_id, Place()) >= following.place(shard_id):
-                self._shards[shard_id] = (following, self._nothing())
-            else:
+        for shard_id in {*self._shards, *self._places, *following.places}:
+            if not self._has_come_to(following, shard_id):
                 waiting = True
+            elif self._of(shard_id)[0] is not following:
+                self._shards[shard_id] = (following, self._nothing())
         if not waiting:
             self._state, self._next = following, None
 
@@ -145,7 +154,10 @@ class BeforeImages:
     def _of(self, shard_id: str) -> tuple[State, MemTable]:
         found = self._shards.get(shard_id)
         if found is None:
-            found = self._shards[shard_id] = (self._state, self._nothing())
+            state = self._next
+            if state is None or not self._has_come_to(state, shard_id):
+                state = self._state
+            found = self._shards[shard_id] = (state, self._nothing())
         return found
 
     # --------------------------------------------------------------------------------------------------------- images

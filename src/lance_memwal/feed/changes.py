@@ -23,14 +23,14 @@ import pyarrow as pa
 
 from lance_memwal.arguments import check_flag
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
-from lance_memwal.errors import InvalidInputError, TableReplacedError
-from lance_memwal.feed.before import BeforeImages
+from lance_memwal.errors import CollectedError, InvalidInputError, TableReplacedError
+from lance_memwal.feed.before import BeforeImages, State
 from lance_memwal.feed.changed_rows import ChangedRows, Shape
 from lance_memwal.feed.cursor import Cursor, Place
 from lance_memwal.feed.net import net_changes
 from lance_memwal.feed.shard_changes import REMEDY, Chunk, ShardChanges
 from lance_memwal.feed.snapshots import tiers_of
-from lance_memwal.feed.starts import Shards, Start, Until, cursor_of, span
+from lance_memwal.feed.starts import Shards, Start, Until, cursor_of, parsed, span
 from lance_memwal.feed.states import state_at, state_now, state_of
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.process.deadline import Deadline
@@ -96,9 +96,12 @@ class ChangeFeed:
         *,
         state: Snapshot | None = None,
         on_look: Callable[[], None] | None = None,
+        keep: Callable[[Snapshot], bool] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`state` is a snapshot at or before `start`, where one is known. `on_look` is called every few seconds."""
+        """`state` is a snapshot at or before `start`, where one is known. `on_look` is called every few seconds. `keep` lets
+        collection keep a snapshot that is about to be used beside those of `needed`; False if it came too late for that.
+        """
         base = newest.with_index()
         request.check(start, until)
         self._newest = newest
@@ -116,6 +119,7 @@ class ChangeFeed:
         self._images = self._before_images() if request.before else None
         self._images_fit = self._images is None  # whether they know of all up to the places, and of nothing after
         self._on_look = on_look
+        self._keep = keep
         self._stopped = False
         self._waiters = Waiters(clock)
         self._seen: list[ShardChanges] = []
@@ -124,20 +128,30 @@ class ChangeFeed:
     def _start_of(self, start: Start) -> Cursor:
         """The cursor at which the feed begins; where it begins now, the table as it is now is known."""
         newest, base, tag = self._newest, self._base, self._base.tag
-        if isinstance(start, Snapshot):
-            self._state = self._state or state_of(start, base)
-            return Cursor(tag, self._state.places)
         if start == "snapshot" or (start == "latest" and self._request.before):
             self._state = state_now(newest, base, self._clock)
             text = str(self._state.snapshot) if start == "snapshot" else None
             return Cursor(tag, self._state.places, text)
-        return cursor_of("start", start, self._shards)
+        if start in ("earliest", "latest"):
+            return cursor_of("start", start, self._shards)
+        meant = parsed("start", start, base)
+        if isinstance(meant, Snapshot):
+            self._state = self._state or state_of(meant.check_table(tag), base)
+            return Cursor(tag, self._state.places)
+        return cursor_of("start", meant, self._shards)
 
     def _before_images(self) -> BeforeImages:
         if self._state is None:
             self._state = state_at(self._newest, self._places)
-        renew = partial(state_now, self._newest, self._base, self._clock)
-        return BeforeImages(self._base.location, self._shape, self._state, self._places, renew, self._clock)
+        return BeforeImages(self._base.location, self._shape, self._state, self._places, self._renewed, self._clock)
+
+    def _renewed(self) -> State | None:
+        """The table as it is now; None if collection was faster than we, so that the one in use has to do for longer."""
+        try:
+            state = state_now(self._newest, self._base, self._clock)
+        except CollectedError:
+            return None
+        return state if self._keep is None or self._keep(state.snapshot) else None
 
     @property
     def schema(self) -> pa.Schema:
@@ -151,13 +165,17 @@ class ChangeFeed:
         return Cursor(self._base.tag, self._places, snapshot, self._snapshot_rows if snapshot else 0)
 
     @property
-    def needed(self) -> tuple[Snapshot | None, dict[str, int]]:
-        """What must stay for a reader that goes on from `cursor`: a snapshot, and what is after these positions."""
+    def needed(self) -> tuple[tuple[Snapshot, ...], dict[str, int]]:
+        """What must stay: snapshots, and what is after these positions.
+
+        A reader that goes on from `cursor` needs the first of the snapshots, if there is one; this reader needs all of them.
+        """
         positions = {shard_id: place.position for shard_id, place in self._places.items()}
         if self._images is None:
-            return self._snapshot, positions
+            return () if self._snapshot is None else (self._snapshot,), positions
         state = self._images.state
-        return state.snapshot, {s: min(position, state.place(s).position) for s, position in positions.items()}
+        after = {s: min(position, state.place(s).position) for s, position in positions.items()}
+        return self._images.snapshots, after
 
     def lag(self) -> int:
         """How many log entries there are after the cursor."""

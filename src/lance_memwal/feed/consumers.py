@@ -9,12 +9,14 @@ Owns `Consumer`, `ConsumerPlace` and `drop_consumer`; the records are `lance_mem
    by a record that the consumer has expired.
 4. While it reads, or waits, a consumer says now and then that it is there, without committing anything.
 5. Before the first batch the floors are looked at, after the first record: where collection announced more than that keeps,
-   the consumer begins again. So collection never passes one for which something was handed out.
+   and nobody else keeps it, the consumer begins again. So collection never passes one for which something was handed out.
+6. A snapshot is read only after a record named it and the floors were looked at after that. A reader that takes a new one to
+   compare with names it beside the one that it would go on from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -44,7 +46,14 @@ from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import PARALLEL_LOOKS
 from lance_memwal.store.location import Location
 from lance_memwal.store.paths import check_record_name
-from lance_memwal.upkeep.consumer_records import ConsumerRecord, consumer_record, records_of
+from lance_memwal.upkeep.consumer_records import (
+    ConsumerFloors,
+    ConsumerRecord,
+    consumer_record,
+    read_consumers,
+    records_of,
+)
+from lance_memwal.upkeep.pins import is_pinned
 
 __all__ = ["DEFAULT_MAX_AGE", "Consumer", "ConsumerPlace", "Standing", "drop_consumer"]
 
@@ -56,11 +65,21 @@ _SIGNS_PER_AGE = 4  # how often a consumer says that it is there before it would
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a reader stands, and what must stay for one that goes on from there: a snapshot, and all after `shards`."""
+    """Where a reader stands, and what must stay for one that goes on from there: a snapshot, and all after `shards`.
+
+    What must stay for this reader only is in `also`.
+    """
 
     cursor: Cursor
     snapshot: Snapshot | None
     shards: Mapping[str, int]
+    also: tuple[Snapshot, ...] = ()
+
+    def named(self, record: ConsumerRecord) -> ConsumerRecord:
+        """A record that says so."""
+        snapshot = None if self.snapshot is None else str(self.snapshot)
+        also = tuple(map(str, self.also))
+        return replace(record, cursor=str(self.cursor), snapshot=snapshot, shards=dict(self.shards), also=also)
 
 
 class ConsumerPlace:
@@ -78,6 +97,7 @@ class ConsumerPlace:
         self._max_age_ms = int(max_age.total_seconds() * 1000)
         self._records = records_of(base.location, name)
         self._claimed: ConsumerRecord | None = None
+        self._found: ConsumerRecord | None = None  # what we went on from
 
     @property
     def record(self) -> ConsumerRecord:
@@ -98,8 +118,8 @@ class ConsumerPlace:
     def _going_on(self, record: ConsumerRecord | None) -> ConsumerRecord | None:
         if record is None or record.state == "dropped" or not record.is_of(self._table_id):
             return None
-        if record.begins and record.state == "active":
-            return None  # whoever began it got nothing yet
+        if record.begins:
+            return None  # whoever began it got nothing yet, and so nothing of it can have expired
         if record.state == "expired":
             raise self._expired(record)
         return record
@@ -112,20 +132,20 @@ class ConsumerPlace:
         for attempt in range(_MAX_TRIES):
             newest = consumer_record(self._location, self.name)
             found = self._going_on(newest)
-            moved = known is not None and found is not None and found.cursor != known.cursor
+            moved = known is not None and found is not None and _stand_of(found) != _stand_of(known)
             if moved or (known is None) != (found is None):
                 raise ConflictError(
                     f"somebody else reads for the consumer {self.name!r} at this moment; open it again, and it is yours"
                 )
             claimed = self._record(standing, 1 if newest is None else newest.number + 1, found)
             if self._records.create(claimed.number, claimed.value):
-                self._claimed = claimed
+                self._claimed, self._found = claimed, found
                 return
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"others claim the consumer {self.name!r} all the time; retry")
 
     def _record(self, standing: Standing, number: int, before: ConsumerRecord | None) -> ConsumerRecord:
-        return ConsumerRecord(
+        record = ConsumerRecord(
             name=self.name,
             number=number,
             state="active",
@@ -134,46 +154,76 @@ class ConsumerPlace:
             epoch=1 if before is None else before.epoch + 1,
             written_ms=self._clock.now_ms(),
             max_age_ms=self._max_age_ms,
-            cursor=str(standing.cursor),
-            shards=standing.shards,
-            snapshot=None if standing.snapshot is None else str(standing.snapshot),
-            begins=before is None,
+            cursor="",
         )
+        record = standing.named(record)
+        return replace(record, begins=before is None or _needs_more(record, before))
 
-    def begin(self) -> bool:
-        """After the first record of a consumer: whether collection keeps all that follows. Then this is one to go on from."""
-        if self._is_passed():
+    def begin(self, anew: Callable[[], Standing]) -> None:
+        """Where our record `begins`: stand where collection keeps all that follows, which may have passed us unseen.
+
+        `anew` gives the place of now, to begin again from. If that is the same, `CollectedError`, and all is as we found it.
+        """
+        for _ in range(_MAX_TRIES):
+            record = self.record
+            if not self._is_passed(record):
+                self._write(replace(record, begins=False))
+                return
+            standing = anew()
+            if _stand_of(standing.named(record)) == _stand_of(record):
+                self._leave()
+                raise CollectedError(
+                    f"changes from the start of the consumer {self.name!r} on are being collected; {REMEDY}"
+                )
+            self._write(standing.named(record))
+        raise ConflictError("the table is collected faster than a consumer can begin: raise grace_seconds")
+
+    def _is_passed(self, record: ConsumerRecord) -> bool:
+        """Whether collection may have passed our record unseen: it announced more than that keeps, and others keep."""
+        if record.snapshot is not None and not self._is_whole(Snapshot.parse(record.snapshot)):
+            return True
+        shards, at_once = list_shards(self._location), self._location.at_once(PARALLEL_LOOKS)
+        announced = in_order(lambda shard: self._floor(shard).announced(), shards, at_once, "memwal-floors")
+        kept = {shard: record.position(shard) for shard in shards}
+        passed = [shard for shard, highest in zip(shards, announced, strict=True) if kept[shard] < highest]
+        others = self._others() if passed else ConsumerFloors()
+        return any(not others.keeps_after(s, kept[s]) or kept[s] < self._floor(s).position() for s in passed)
+
+    def _floor(self, shard_id: str) -> Floor:
+        return Floor(self._location, shard_id, self._clock)
+
+    def _is_whole(self, snapshot: Snapshot) -> bool:
+        """Whether collection keeps all that a snapshot needs which our newest record names."""
+        try:
+            check_whole(base_of(self._location, snapshot), snapshot, self._is_kept)
+        except CollectedError:
             return False
-        self._write(replace(self.record, begins=False))
         return True
 
-    def _is_passed(self) -> bool:
-        """Whether collection may have passed our record unseen: it announced more than that keeps."""
-        record, location = self.record, self._location
-        if record.snapshot is not None:
-            snapshot = Snapshot.parse(record.snapshot)
-            try:
-                check_whole(base_of(location, snapshot), snapshot, lambda *_: False)
-            except CollectedError:
-                return True
-        shards = list_shards(location)
-        announced = in_order(self._announced, shards, location.at_once(PARALLEL_LOOKS), "memwal-floors")
-        return any(record.position(shard) < position for shard, position in zip(shards, announced, strict=True))
+    def _is_kept(self, base: BaseTable, snapshot: Snapshot) -> bool:
+        return is_pinned(base, snapshot, self._others())
 
-    def _announced(self, shard_id: str) -> int:
-        return Floor(self._location, shard_id, self._clock).announced()
+    def _others(self) -> ConsumerFloors:
+        """What others hold back, and did before we came."""
+        return ConsumerFloors.of(read_consumers(self._location, self._table_id)).beside(self.name)
 
-    def leave(self) -> None:
-        """Be no consumer any more."""
-        self._write(replace(self.record, state="dropped"))
+    def _leave(self) -> None:
+        """Let the place be as it was when we came: be no consumer, if there was none."""
+        found, ours = self._found, self.record
+        if found is None:
+            self._write(replace(ours, state="dropped"))
+        else:
+            self._write(replace(found, number=ours.number, reader=ours.reader, epoch=ours.epoch, also=()))
 
-    def move(self, standing: Standing, *, begins: bool = False) -> None:
-        """Go on from `standing` after a restart; raises if we are not the reader any more.
+    def move(self, standing: Standing) -> None:
+        """Go on from `standing` after a restart; raises if we are not the reader any more."""
+        self._write(replace(standing.named(self.record), begins=False))
 
-        `begins`: nothing was handed out yet, so that another reader need not go on from there.
-        """
-        cursor, snapshot = str(standing.cursor), None if standing.snapshot is None else str(standing.snapshot)
-        self._write(replace(self.record, cursor=cursor, shards=standing.shards, snapshot=snapshot, begins=begins))
+    def keep(self, snapshot: Snapshot, in_use: Sequence[Snapshot] = ()) -> bool:
+        """Let collection keep one more snapshot, beside those that are in use, until we move; False if it came before us."""
+        also = dict.fromkeys(str(item) for item in (*in_use, snapshot) if str(item) != self.record.snapshot)
+        self._write(replace(self.record, also=tuple(also)))
+        return self._is_whole(snapshot)
 
     def look(self) -> None:
         """See whether we still read for this consumer, and say now and then that it is there."""
@@ -246,27 +296,33 @@ class Consumer:
         self._place = ConsumerPlace(base, name, max_age, clock)
         known = self._place.find()
         self._synced_version = 0  # of the base; a snapshot that is named stands on none above it
-        begin: Start = start if known is None else Cursor.parse(known.cursor)
-        state = None if known is None or known.snapshot is None else Snapshot.parse(known.snapshot)
-        self._feed = self._open(begin, state if request.before else None)
-        self._place.claim(self._standing(), known)
         if known is None:
             self._begin(start)
+        else:
+            self._go_on(known)
 
     def _begin(self, start: Start) -> None:
-        """Stand where collection keeps what comes: it may have begun before our record was there."""
-        for _ in range(_MAX_TRIES):
-            if self._place.begin():
-                return
-            before = self._standing()
+        def stand() -> Standing:
             self._feed = self._open(start, None)
-            if self._standing() == before:
-                self._place.leave()
-                raise CollectedError(
-                    f"changes from the start of the consumer {self.name!r} on are being collected; {REMEDY}"
-                )
-            self._place.move(self._standing(), begins=True)
-        raise ConflictError("the table is collected faster than a consumer can begin: raise grace_seconds")
+            return self._standing()
+
+        self._place.claim(stand(), None)
+        self._place.begin(stand)
+
+    def _go_on(self, known: ConsumerRecord) -> None:
+        snapshot = None if known.snapshot is None else Snapshot.parse(known.snapshot)
+        self._feed = self._open(Cursor.parse(known.cursor), snapshot if self._request.before else None)
+        standing = self._standing()
+        found = standing.snapshot if snapshot is None else None  # what rows were before is asked for the first time
+        self._place.claim(replace(standing, snapshot=None) if found else standing, known)
+        if found is None:
+            return
+        if not self._place.keep(found):
+            raise CollectedError(
+                f"what rows were before the changes that the consumer {self.name!r} reads next is being collected: go on "
+                f"without before=True, or drop_consumer({self.name!r}) and begin again from a snapshot"
+            )
+        self._place.move(standing)
 
     def _open(self, start: Start, state: Snapshot | None) -> ChangeFeed:
         return ChangeFeed(
@@ -276,15 +332,25 @@ class Consumer:
             self._until,
             state=state,
             on_look=self._place.look,
+            keep=self._keep,
             clock=self._clock,
         )
 
     def _standing(self) -> Standing:
-        snapshot, shards = self._feed.needed
-        if snapshot is not None and snapshot.base_version > self._synced_version and self._newest.location.is_local:
+        snapshots, shards = self._feed.needed
+        self._let_survive(snapshots)
+        return Standing(self._feed.cursor, snapshots[0] if snapshots else None, shards, snapshots[1:])
+
+    def _keep(self, snapshot: Snapshot) -> bool:
+        in_use, _ = self._feed.needed
+        self._let_survive([snapshot])
+        return self._place.keep(snapshot, in_use)
+
+    def _let_survive(self, snapshots: Sequence[Snapshot]) -> None:
+        newest = max((snapshot.base_version for snapshot in snapshots), default=0)
+        if newest > self._synced_version and self._newest.location.is_local:
             let_survive(self._newest())
-            self._synced_version = snapshot.base_version
-        return Standing(self._feed.cursor, snapshot, shards)
+            self._synced_version = newest
 
     @property
     def cursor(self) -> Cursor:
@@ -330,6 +396,17 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r}, {self._where!r}, epoch={self._place.record.epoch})"
+
+
+def _stand_of(record: ConsumerRecord) -> tuple[object, ...]:
+    """Where the next reader would stand, and what it would need."""
+    return record.cursor, record.snapshot, dict(record.shards)
+
+
+def _needs_more(record: ConsumerRecord, before: ConsumerRecord) -> bool:
+    """Whether a record holds back what the one before it did not."""
+    falls = any(record.position(shard_id) < position for shard_id, position in before.shards.items())
+    return falls or record.snapshot not in (None, before.snapshot)
 
 
 def drop_consumer(location: Location, name: str, table_id: str | None, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -89,6 +89,11 @@ class ShardChanges:
         first = self._tailer.first_position()
         return Place(max(first - 1, self._floor.announced()))
 
+    def lowest(self) -> Place:
+        """The first place from which everything can be read now. Collection may pass it soon, unless somebody keeps it."""
+        first = self._tailer.first_position()
+        return Place(max(first - 1, self._floor.position()))
+
     def latest(self) -> Place:
         """The place after everything that is decided now."""
         tip = self._tailer.next_position() - 1

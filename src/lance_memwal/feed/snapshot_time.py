@@ -5,7 +5,8 @@ written) is at or before the given one. Between shards it is as exact as the clo
 versions count from when the store wrote them, which some services tell in whole seconds. Invariants:
 
 1. The parts fit together: no generation is missing between a manifest and the base version, and none is in the base version
-   that holds a later entry. Where clocks disagree, an older manifest or base version is taken, which shows the same rows.
+   that holds a later entry. Where clocks disagree, an older manifest or base version is taken, which shows the same rows
+   (`lance_memwal.feed.fitting_versions`).
 2. What is not known any more is a `CollectedError`, never a moment nearby. A shard that was claimed later has no rows.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from lance_memwal.clock import in_order
 from lance_memwal.errors import CollectedError, ObjectNotFoundError
+from lance_memwal.feed.fitting_versions import newest_fitting
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.damage import version_times
 from lance_memwal.lance.marks import compacted
@@ -39,24 +41,24 @@ def snapshot_at(base: BaseTable, time_ms: int) -> Snapshot:
     location = base.location
     times = version_times(location)
     versions = sorted((v for v, written_ms in times.items() if written_ms <= time_ms), reverse=True)
-    later = [version for version in times if versions and version > versions[0]]
-    if later and min(later) != versions[0] + 1:  # clean-up took some between, which may have been of then
-        raise CollectedError(
-            "the version that the base table had at that time is gone; create checkpoints of what is asked for again"
-        )
+    later = min((version for version in times if versions and version > versions[0]), default=None)
     shards = [_ShardThen.of(location, shard_id, time_ms) for shard_id in list_shards(location)]
-    for version in versions[:_MAX_BASES]:
-        then = BaseTable.find(location, version)
-        if then is None:
-            continue
+
+    def fit(then: BaseTable) -> Snapshot | None:
         if then.tag not in (base.tag, None):
-            break  # another table
+            raise nothing_left  # it is one of another table
         marks = compacted(then)
         at_once = location.at_once(_PARALLEL_READS)
-        found = list(in_order(lambda shard: shard.at(marks), shards, at_once, "memwal-time"))  # noqa: B023
-        if not any(shard is _NOT_YET for shard in found):
-            return Snapshot(then.tag, version, tuple(s for s in found if isinstance(s, SnapshotShard)))
-    raise CollectedError("nothing is left that says what the table was at that time; choose a later one")
+        found = list(in_order(lambda shard: shard.at(marks), shards, at_once, "memwal-time"))
+        if any(shard is _NOT_YET for shard in found):
+            return None
+        return Snapshot(then.tag, then.version, tuple(s for s in found if isinstance(s, SnapshotShard)))
+
+    nothing_left = CollectedError("nothing is left that says what the table was at that time; choose a later one")
+    snapshot = newest_fitting(location, versions[:_MAX_BASES], fit, too_new=later)
+    if snapshot is None:
+        raise nothing_left
+    return snapshot
 
 
 _NOT_YET = object()

@@ -25,7 +25,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.shards import list_shards
 from lance_memwal.read.snapshot import Snapshot
 
-__all__ = ["Shards", "Start", "Until", "cursor_of", "span"]
+__all__ = ["Shards", "Start", "Until", "cursor_of", "parsed", "span"]
 
 Start: TypeAlias = Literal["earliest", "latest", "snapshot"] | Cursor | Snapshot | datetime | str
 Until: TypeAlias = Literal["now"] | Cursor | Snapshot | datetime | str | None
@@ -60,7 +60,7 @@ def cursor_of(name: str, given: Start, shards: Shards) -> Cursor:
         return Cursor(tag, {shard.shard_id: shard.latest() for shard in shards.find()})
     if given == "earliest" and name == "start":
         return Cursor(tag, {shard.shard_id: shard.earliest() for shard in shards.find()})
-    meant = _parsed(name, given, shards.base)
+    meant = parsed(name, given, shards.base)
     if isinstance(meant, Cursor):
         return meant.check_table(tag)
     if isinstance(meant, Snapshot):
@@ -70,8 +70,8 @@ def cursor_of(name: str, given: Start, shards: Shards) -> Cursor:
     return Cursor(tag, {shard.shard_id: shard.at(time_ms) for shard in shards.find()})
 
 
-def _parsed(name: str, given: Start, base: BaseTable) -> Cursor | Snapshot | datetime:
-    """What is given, or what its text says."""
+def parsed(name: str, given: Start, base: BaseTable) -> Cursor | Snapshot | datetime:
+    """What is given, or what its text says; it is no word."""
     if isinstance(given, Cursor | Snapshot | datetime):
         return given
     if isinstance(given, str) and given.startswith(CURSOR_PREFIX):

@@ -5,7 +5,7 @@ Owns `state_now`, `state_of` and `state_at`. Invariants:
 1. A state shows exactly what the changes up to its places made of the table: every one of them, and none after.
 2. A bulk write that is announced and not yet published is not part of a state: its place is before the mark.
 3. Its parts fit together: no generation is missing between a manifest and the base version, and none is in the base version
-   that holds a later entry.
+   that holds a later entry (`lance_memwal.feed.fitting_versions`).
 4. What collection or a clean-up of base versions removed is a `CollectedError`.
 """
 
@@ -18,6 +18,7 @@ from lance_memwal.clock import Clock
 from lance_memwal.errors import CollectedError, ObjectNotFoundError
 from lance_memwal.feed.before import State
 from lance_memwal.feed.cursor import Place
+from lance_memwal.feed.fitting_versions import newest_fitting
 from lance_memwal.feed.shard_changes import REMEDY, ShardChanges
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.damage import version_times
@@ -54,10 +55,9 @@ def state_at(newest: NewestBase, places: Mapping[str, Place]) -> State:
     base = newest()
     shards = [_ShardAt.of(base.location, shard_id, place.position) for shard_id, place in places.items()]
     read = [shard for shard in shards if shard.position]
-    for version in _versions(base):
-        snapshot = _snapshot(base, version, read)
-        if snapshot is not None:
-            return State(snapshot, {shard.shard_id: Place(shard.position) for shard in shards})
+    snapshot = newest_fitting(base.location, _versions(base), lambda then: _snapshot(base.tag, then, read))
+    if snapshot is not None:
+        return State(snapshot, {shard.shard_id: Place(shard.position) for shard in shards})
     raise CollectedError(
         "what rows were before these changes cannot be told any more: no manifests and no version of the base table are left "
         f"that are as old and fit together; {REMEDY}"
@@ -69,17 +69,14 @@ def _versions(base: BaseTable) -> list[int]:
     return sorted(version_times(base.location), reverse=True)[:_MAX_BASES]
 
 
-def _snapshot(newest: BaseTable, version: int, shards: Sequence[_ShardAt]) -> Snapshot | None:
-    """The shards above this version of the base table; None if it is gone, or has rows that are younger than they are."""
-    base = BaseTable.find(newest.location, version)
-    if base is None:
-        return None
+def _snapshot(tag: str | None, base: BaseTable, shards: Sequence[_ShardAt]) -> Snapshot | None:
+    """The shards above this version of the base table; None if it has rows that are younger than they are."""
     marks = {} if base.details is None else dict(compacted(base))
     found = [shard.above(marks.pop(shard.shard_id, 0)) for shard in shards]
     if any(marks.values()) or None in found:
         return None
     named = sorted((shard for shard in found if shard is not None), key=lambda shard: shard.shard_id)
-    return Snapshot(newest.tag, version, tuple(named))
+    return Snapshot(tag, base.version, tuple(named))
 
 
 @dataclass(slots=True)

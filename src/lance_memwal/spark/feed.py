@@ -10,7 +10,8 @@ begins with a snapshot also names that. Invariants:
    the two, and none comes twice.
 3. A shard that appears later is read from its first position on.
 4. Positions that collection removed before they were read are a `CollectedError`; with `failOnDataLoss=false` the feed
-   goes on where the log begins, and says so in the log. With the option `consumer` collection waits for the query.
+   goes on where the log begins, and says so in the log. With the option `consumer` collection waits for the query, from
+   before its first micro-batch on: one that collection may have passed already begins again, or is told so at once.
 5. A query never goes on in another table that was made at the place of its own: `TableReplacedError`.
 
 A blob column shows what a scan shows of fresh rows: the size, not the bytes.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -119,11 +120,19 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = None if consumer is None else consumer.find()
         if known is not None:
             return self._checked(offset_of(Cursor.parse(known.cursor)))
-        if self._options.starting_position == "snapshot":
-            base = self._base()
-            state = state_now(NewestBase(base), base, SYSTEM_CLOCK)
-            return offset_of(Cursor(base.tag, state.places, str(state.snapshot)))
-        return offset_of(cursor_of("start", self._options.starting_position, self._shards()))
+        if consumer is None:
+            return offset_of(self._start())
+        consumer.claim(_standing(self._start()), None)
+        consumer.begin(lambda: _standing(self._start()))
+        return offset_of(Cursor.parse(consumer.record.cursor))
+
+    def _start(self) -> Cursor:
+        """Where a new query would begin now."""
+        if self._options.starting_position != "snapshot":
+            return cursor_of("start", self._options.starting_position, self._shards())
+        base = self._base()
+        state = state_now(NewestBase(base), base, SYSTEM_CLOCK)
+        return Cursor(base.tag, state.places, str(state.snapshot))
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
         """How far the logs go now; Spark shows it beside the offset of the query, so that the lag can be seen."""
@@ -257,7 +266,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{error}. This query cannot read them any more: start a new one (a new checkpoint), or set "
                 "failOnDataLoss=false to go on without them; the option 'consumer' prevents it"
             ) from error
-        following = max(shard.earliest(), Place(place.position + 1))
+        following = max(shard.lowest(), Place(place.position + 1))
         _LOG.warning("feed lost entries [shard=%s, from=%d, to=%d]", shard.shard_id, place.position, following.position)
         return following
 
@@ -273,26 +282,44 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Let collection wait for this query, which goes on from `start`: its checkpoint knows it best."""
         consumer = self._consumer()
         if consumer is not None and not consumer.is_claimed:
-            known = consumer.find()
-            consumer.claim(self._standing(start), known)
-            if known is None:
-                consumer.begin()  # if collection has passed `start`, whoever reads there says so
+            standing = _standing(cursor_of_offset(self._base().tag, start))
+            consumer.claim(standing, consumer.find())
+            if consumer.record.begins:
+                self._begin_at(standing, consumer)
         elif consumer is not None:
             consumer.look()
 
-    def _standing(self, offset: Offset) -> Standing:
-        cursor = cursor_of_offset(self._base().tag, offset)
-        snapshot = None if cursor.snapshot is None else Snapshot.parse(cursor.snapshot)
-        return Standing(cursor, snapshot, cursor.positions)
+    def _begin_at(self, standing: Standing, consumer: ConsumerPlace) -> None:
+        """Be a consumer from an offset on that Spark remembers: what may be gone of it is lost, if that is allowed."""
+
+        def without_what_is_lost() -> Standing:
+            if self._options.fail_on_data_loss:
+                return standing
+            left = {shard.shard_id: shard.earliest().position for shard in self._shards().find()}
+            return replace(standing, shards={s: max(p, standing.shards.get(s, 0)) for s, p in left.items()})
+
+        try:
+            consumer.begin(without_what_is_lost)
+        except CollectedError as error:
+            raise CollectedError(
+                f"{error}. Start a new query (a new checkpoint), or set failOnDataLoss=false to go on without what is gone"
+            ) from error
 
     def commit(self, end: Offset) -> None:
         """Everything up to `end` was handed on: collection need not keep it for this query."""
         consumer = self._consumer()
         if consumer is not None and consumer.is_claimed:
-            consumer.move(self._standing(end))
+            standing, record = _standing(cursor_of_offset(self._base().tag, end)), consumer.record
+            kept = {s: max(position, record.position(s)) for s, position in standing.shards.items()}  # it never falls
+            consumer.move(replace(standing, shards=kept))
 
     def stop(self) -> None:
         """Nothing to free."""
+
+
+def _standing(cursor: Cursor) -> Standing:
+    snapshot = None if cursor.snapshot is None else Snapshot.parse(cursor.snapshot)
+    return Standing(cursor, snapshot, cursor.positions)
 
 
 def _cost(shard: ShardChanges, position: int, *, count_rows: bool) -> tuple[int, int]:

@@ -22,7 +22,14 @@ _LAST = 1 << 63
 
 
 def offset_of(cursor: Cursor) -> Offset:
-    """The offset that says how far a cursor has read."""
+    """The offset that says how far a cursor has read; `InvalidInputError` if it has read a part of something."""
+    if cursor.rows or any(place.rows for place in cursor.shards.values()):
+        what = "its first snapshot" if cursor.rows else "a large write"
+        raise InvalidInputError(
+            f"the consumer of this query stands inside of {what}, where a query of Spark cannot go on. Read and commit with "
+            "Table.consumer until that is done, or give the query a consumer of its own; after Table.drop_consumer it begins "
+            "anew"
+        )
     found: Offset = {"shards": {shard_id: place.position + 1 for shard_id, place in cursor.shards.items()}}
     found |= {} if cursor.table is None else {"table": cursor.table}
     return found if cursor.snapshot is None else {**found, "snapshot": cursor.snapshot}

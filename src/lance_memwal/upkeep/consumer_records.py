@@ -48,8 +48,9 @@ class ConsumerRecord:
     """One record of a consumer.
 
     `shards` are the positions up to which it needs nothing any more, `cursor` is where it goes on (the text of a `Cursor`),
-    `snapshot` what it still reads rows of, or compares with; that counts as a checkpoint. `reader` is the process that reads
-    for it, under this `epoch`. `begins`: nothing was handed out for it yet.
+    `snapshot` what it still reads rows of, or compares with; that counts as a checkpoint, and so do those in `also`, which
+    only this reader uses. `reader` is the process that reads for it, under this `epoch`. `begins`: nothing was handed out
+    for it yet.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ConsumerRecord:
     shards: Mapping[str, int] = field(default_factory=dict)
     snapshot: str | None = None
     begins: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def value(self) -> dict[str, Any]:
@@ -80,7 +82,8 @@ class ConsumerRecord:
             "shards": dict(self.shards),
             "snapshot": self.snapshot,
         }
-        return {**told, "begins": True} if self.begins else told
+        told |= {"begins": True} if self.begins else {}
+        return told | ({"also": list(self.also)} if self.also else {})
 
     def is_of(self, table_id: str | None) -> bool:
         """Whether it was written for this table."""
@@ -137,10 +140,21 @@ class ConsumerFloors:
         """The floors without those of one consumer."""
         return ConsumerFloors(tuple(record for record in self.consumers if record.name != name))
 
+    def beside(self, name: str) -> ConsumerFloors:
+        """What others are known to have held back for as long as their newest records say: without this consumer, those that
+        have not begun yet, and snapshots that a reader has not looked at yet."""
+        others = (record for record in self.without(name).consumers if not record.begins)
+        return ConsumerFloors(tuple(replace(record, also=()) for record in others))
+
     @property
     def snapshots(self) -> tuple[str, ...]:
         """Snapshots that count as checkpoints."""
-        return tuple(record.snapshot for record in self.consumers if record.snapshot is not None)
+        named = ((record.snapshot, *record.also) for record in self.consumers)
+        return tuple(snapshot for snapshots in named for snapshot in snapshots if snapshot is not None)
+
+    def keeps_after(self, shard_id: str, position: int) -> bool:
+        """Whether somebody needs all that follows this position."""
+        return any(record.position(shard_id) <= position for record in self.consumers)
 
     def needs(self, shard_id: str, position: int) -> bool:
         """Whether somebody still needs the entry at this position, or the rows that it announces."""
@@ -164,7 +178,7 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
     numbers = [value.get(key) for key in ("epoch", "max_age_ms")]
     texts = [value.get(key) for key in ("reader", "cursor")]
     maybe = [value.get(key) for key in ("table", "snapshot")]
-    shards = value.get("shards")
+    shards, also = value.get("shards"), value.get("also", [])
     if (
         not value.keys() >= {"table", "snapshot"}
         or value.get("state") not in _STATES
@@ -175,10 +189,12 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
         or not isinstance(shards, dict)
         or not isinstance(value.get("begins", False), bool)
         or not all(map(is_count, shards.values()))
+        or not isinstance(also, list)
+        or not all(isinstance(text, str) for text in also)
     ):
         raise CorruptDataError(f"{_WHAT} is malformed", path=path)
-    if value["snapshot"] is not None:
-        Snapshot.stored(value["snapshot"], what=_WHAT, path=path)
+    for text in (*([] if value["snapshot"] is None else [value["snapshot"]]), *also):
+        Snapshot.stored(text, what=_WHAT, path=path)
     return ConsumerRecord(
         name=name,
         number=record.number,
@@ -192,4 +208,5 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
         shards=shards,
         snapshot=value["snapshot"],
         begins=value.get("begins", False),
+        also=tuple(also),
     )

@@ -102,9 +102,13 @@ def read_pins(base: BaseTable, known: Pins | None = None) -> Pins:
     return Pins(tagged.union(snapshot.base_version for snapshot in snapshots), snapshots, shards, consumers)
 
 
-def is_pinned(base: BaseTable, snapshot: Snapshot) -> bool:
-    """Whether a checkpoint or a consumer keeps everything that `snapshot` needs; `base` is any version of the table."""
-    consumers = ConsumerFloors.of(read_consumers(base.location, base.table_id))
+def is_pinned(base: BaseTable, snapshot: Snapshot, consumers: ConsumerFloors | None = None) -> bool:
+    """Whether a checkpoint or a consumer keeps everything that `snapshot` needs; `base` is any version of the table.
+
+    Only these `consumers` count, if they are given.
+    """
+    if consumers is None:
+        consumers = ConsumerFloors.of(read_consumers(base.location, base.table_id))
     return any(snapshot.is_part_of(pinned) for pinned in _pinned_snapshots(base, consumers))
 
 
