@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import lance
@@ -14,6 +15,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.store.paths import wal_entry_path
+from tests.harness.profile import scaled
 from tests.kit.cli_process import COMMAND, answer, one_line, rows, run
 
 
@@ -241,3 +243,15 @@ def test_following_stops_on_an_interrupt_without_a_word(table: Path) -> None:
     following.send_signal(signal.SIGINT)
     assert following.communicate(timeout=60) == ("", "")
     assert following.returncode == 130
+
+
+def test_no_lines_of_json_end_the_process(tmp_path: Path) -> None:
+    asked = [
+        sys.executable,
+        "-m",
+        "tests.cli.json_child",
+        str(tmp_path / "rows.jsonl"),
+        str(scaled(ci=1_500, prove=50_000)),
+    ]
+    child = subprocess.run(asked, capture_output=True, text=True)
+    assert child.returncode == 0, (child.stderr[-2_000:], (tmp_path / "rows.jsonl").read_bytes()[:500])

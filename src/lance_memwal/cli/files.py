@@ -4,6 +4,7 @@ Owns reading of input files. Invariants:
 
 1. A file is streamed, never loaded whole; so is standard input, except for Parquet, which is kept in a temporary file.
 2. Text (CSV, JSON) is read with the types of the table's columns where it has them, so that the key "007" stays a text.
+3. Nothing in lines of JSON ends the process: each block is looked at as Arrow reads it, by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -29,11 +31,15 @@ from lance_memwal.errors import InvalidInputError, reason_of
 __all__ = ["DataFile"]
 
 _SUFFIXES = {"csv": ".csv", "jsonl": ".jsonl", "parquet": ".parquet", "arrow": ".arrow"}
+_BLOCK_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 16 << 20
 _DEEPEST = 1_000  # Arrow's reader of JSON overflows its stack between 8,000 and 20,000
-_STRINGS = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
-_NULL_IN_FRONT = re.compile(rb"(?:\A|[\n}])[ \t\r\n]*null")
+_STRINGS = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"?')  # one that is not closed is taken whole: each byte is looked at once
+_ESCAPES = re.compile(rb"\\.", re.DOTALL)
+_SKIPPED = b" \t\r\n\xef\xbb\xbf"  # at the start of what Arrow reads: spaces, and any part of a byte order mark
+_NULL_IN_FRONT = re.compile(rb"(?:\A|[\]}])null")
 _MARKS = re.compile(rb"[\[\]{}]|null")
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_NO_BRACKETS_OR_QUOTES = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _KINDS = ".parquet, .csv, .json, .jsonl, .ndjson, .arrow, .arrows, .feather"
@@ -111,23 +117,24 @@ class DataFile:
         elif suffix == ".arrows":
             reader = ipc.open_stream(source)
         else:
-            return self._json(source, open_files)
+            return self._json(source)
         open_files.callback(reader.close)  # first, since it may read ahead
         return reader.schema, iter(reader)
 
     def _source(self) -> pa.NativeFile:
         return pa.PythonFile(sys.stdin.buffer, "r") if self._is_pipe else pa.OSFile(str(self._path))
 
-    def _json(self, source: Any, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def _json(self, source: pa.NativeFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Dates are texts in JSON; Arrow's reader would take numbers for them."""
         known = self._known(lambda kind: pa.types.is_nested(kind) or pa.types.is_binary(kind))
         asked = [field.with_type(pa.string()) if pa.types.is_date(field.type) else field for field in known]
-        options = pyarrow.json.ParseOptions(explicit_schema=pa.schema(asked))
-        reader = pyarrow.json.open_json(pa.PythonFile(_SafeLines(source), "r"), parse_options=options)
-        open_files.callback(reader.close)  # first, since it may read ahead
+        tables = _json_tables(source, pa.schema(asked))
+        first = next(tables, None)
+        if first is None or not first.num_columns:
+            raise InvalidInputError(f"{self._path} cannot be read: its first lines hold no values")
         dates = {field.name: field.type for field in known if pa.types.is_date(field.type)}
-        schema = pa.schema([field.with_type(dates.get(field.name, field.type)) for field in reader.schema])
-        return schema, (batch.cast(schema) for batch in reader)
+        schema = pa.schema([field.with_type(dates.get(field.name, field.type)) for field in first.schema])
+        return schema, (batch.cast(schema) for table in chain([first], tables) for batch in table.to_batches())
 
     def _known(self, leave_out: Callable[[pa.DataType], bool]) -> list[pa.Field]:
         """The table's columns whose types can be asked for; the others are guessed, and fitted later."""
@@ -170,32 +177,43 @@ class DataFile:
         return reader.schema, batches()
 
 
-class _SafeLines:
-    """Lines of JSON without what ends the process in Arrow's reader: rows that are null, and values that nest too deep."""
+def _json_tables(source: pa.NativeFile, asked: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of lines of JSON, block by block. The first rows decide about columns and their types.
 
-    def __init__(self, source: pa.NativeFile) -> None:
-        self._source = source
-        self._begun = b""  # a line of which the end was not read yet
+    Every block is read whole by Arrow, in this thread: it reads nothing ahead, and what it is given was looked at as it is.
+    """
+    schema, unexpected = asked, "infer"
+    for block in _blocks(source):
+        _refuse_unsafe(block)
+        rows = pyarrow.json.read_json(
+            pa.BufferReader(block),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+        )
+        if rows.num_rows:
+            schema, unexpected = rows.schema, "error"
+            yield rows
 
-    @property
-    def closed(self) -> bool:
-        """Whether the file is."""
-        return bool(self._source.closed)
 
-    def close(self) -> None:
-        """The one who opened the file closes it."""
+def _blocks(source: pa.NativeFile) -> Iterator[bytes]:
+    """All bytes, in pieces of whole lines, each with its end: Arrow reads what stands behind the last end of a line apart."""
+    begun, more = b"", source.read(_BLOCK_BYTES)
+    while more:
+        begun, more = begun + more, source.read(_BLOCK_BYTES)
+        end = begun.rfind(b"\n") + 1 if more else len(begun)
+        if end:
+            yield begun[:end] if more else begun + b"\n"
+        begun = begun[end:]
+        if len(begun) > _LONGEST_LINE_BYTES:
+            raise InvalidInputError(f"the JSON cannot be read: a line is longer than {_LONGEST_LINE_BYTES >> 20} MiB")
 
-    def read(self, size: int) -> bytes:
-        """At most `size` bytes, whole lines where that can be; `InvalidInputError` if they are not to be read."""
-        more: bytes = self._source.read(max(0, size - len(self._begun)))
-        data = self._begun + more
-        end = min(size, data.rfind(b"\n") + 1 if more else 0) or min(size, len(data))
-        lines, self._begun = data[:end], data[end:]
-        if _climb(lines) > _DEEPEST and _climb(_STRINGS.sub(b"", lines)) > _DEEPEST:
-            raise InvalidInputError(f"the JSON cannot be read: it nests more than {_DEEPEST} values")
-        if _NULL_IN_FRONT.search(lines) and _has_null_row(_STRINGS.sub(b"", lines)):
-            raise InvalidInputError("the JSON cannot be read: a row is null; leave such lines out")
-        return lines
+
+def _refuse_unsafe(lines: bytes) -> None:
+    """Refuse what ends the process in Arrow's reader: rows that are null, and values that nest too deep."""
+    if _depth(lines) > _DEEPEST:
+        raise InvalidInputError(f"the JSON cannot be read: it nests more than {_DEEPEST} values")
+    if _NULL_IN_FRONT.search(lines.translate(None, _SKIPPED)) and _has_null_row(_STRINGS.sub(b"", lines)):
+        raise InvalidInputError("the JSON cannot be read: a row is null; leave such lines out")
 
 
 def _has_null_row(data: bytes) -> bool:
@@ -208,10 +226,15 @@ def _has_null_row(data: bytes) -> bool:
     return False
 
 
-def _climb(data: bytes) -> int:
-    """How many more brackets are opened than closed at most, from one byte on."""
-    steps = _STEPS[np.frombuffer(data.translate(None, _NO_BRACKETS), dtype=np.uint8)]
-    heights = np.concatenate([[0], np.cumsum(steps, dtype=np.int64)])
+def _depth(data: bytes) -> int:
+    """How many more brackets are opened than closed at most, from one byte on; those in strings are text.
+
+    ["]]", {}]  the marks are [ " ] ] " { } ]: two of them stand behind an odd number of quotes, and the depth is 2
+    """
+    plain = _ESCAPES.sub(b"", data) if b"\\" in data else data
+    marks = np.frombuffer(plain.translate(None, _NO_BRACKETS_OR_QUOTES), dtype=np.uint8)
+    outside = ~np.logical_xor.accumulate(marks == ord('"'))
+    heights = np.concatenate([[0], np.cumsum(_STEPS[marks[outside]], dtype=np.int64)])
     return int((heights - np.minimum.accumulate(heights)).max())
 
 
