@@ -16,6 +16,7 @@ from lance_memwal.clock import SystemClock
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
 from lance_memwal.feed.cursor import Place
+from lance_memwal.feed.shard_changes import ShardChanges
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
@@ -23,6 +24,7 @@ from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
 from tests.kit.feeds import mirrored, ops_of
 from tests.kit.tables import create, keyed
+from tests.kit.writers import in_thread
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 SCHEMA = keyed(pa.field("v", pa.int64()))
@@ -406,3 +408,30 @@ def test_a_consumer_that_stopped_inside_of_its_snapshot_goes_on_there(tmp_path: 
     rest = list(consumer(table))
     ids = [n for batch in [*first, *rest] for n in batch.column("id").to_pylist()]
     assert sorted(ids) == sorted([*range(300_000), 5])
+
+
+@pytest.mark.parametrize("reads", ["consumer", "changes"])
+def test_a_snapshot_that_collection_passes_while_its_place_is_looked_up_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    """A process that slept there was told to begin from a snapshot, which is what it did."""
+    table = create(str(tmp_path / "t"), SCHEMA)
+    writer = table.writer()
+    writer.put({"id": [1], "v": [1]})
+    look, slept = ShardChanges.before_mark, []
+
+    def after_a_while(changes: ShardChanges, tip: int, cursor: int) -> Place:
+        if not slept:
+            slept.append(tip)
+            in_thread(meanwhile).result()
+        return look(changes, tip, cursor)
+
+    def meanwhile() -> None:
+        writer.close()
+        life(table, 2)
+        collect(table)
+
+    monkeypatch.setattr(ShardChanges, "before_mark", after_a_while)
+    reader = consumer(table) if reads == "consumer" else table.changes(start="snapshot", until="now")
+    assert sorted(ids_of(reader)) == [1, 2, 3, 4]
+    assert slept

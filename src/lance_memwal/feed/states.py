@@ -12,6 +12,7 @@ Owns `state_now`, `state_of` and `state_at`. Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from lance_memwal.clock import Clock
@@ -33,10 +34,14 @@ from lance_memwal.types import ShardManifest
 __all__ = ["state_at", "state_now", "state_of"]
 
 _MAX_BASES = 256
+_MAX_SNAPSHOTS = 8
 
 
 def state_now(newest: NewestBase, base: BaseTable, clock: Clock) -> State:
-    """The table as it is now."""
+    """The table as it is now. A snapshot that collection passes while we look at it is taken anew."""
+    for _ in range(_MAX_SNAPSHOTS - 1):
+        with suppress(CollectedError):
+            return state_of(TierSource(newest, clock).snapshot(), base)
     return state_of(TierSource(newest, clock).snapshot(), base)
 
 
