@@ -36,6 +36,13 @@ def test_timestamps_are_meant_in_the_zone_of_the_session() -> None:
         assert as_spark_reads(told, SCHEMA) == told
 
 
+@pytest.mark.parametrize("text", ["12:00:00+02:00:30", "12:00:00 +02:00:30", "12:00:00.000000+02:00:30"])
+def test_the_seconds_of_a_zone_count(text: str) -> None:
+    for zone in (None, "Asia/Tokyo"):
+        told = as_spark_reads(f"at > timestamp '2026-01-31 {text}'", SCHEMA, zone=zone)
+        assert told == "at > timestamp '2026-01-31 09:59:30.000000+00:00'"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -47,6 +54,9 @@ def test_timestamps_are_meant_in_the_zone_of_the_session() -> None:
         ("Name = 'a\\nb'", "backslash"),
         ("substr(Name, 0, 2) = 'ab'", "function 'substr'"),
         ("cast(at as string) = 'x'", "'cast'"),
+        ("Name::boolean", "'::'"),
+        ("id :: string = '1'", "'::'"),
+        ("local > timestamp '2026-01-31 12:00:00+02:00:30'", "without one"),
         ("at < now()", "'now'"),
         ("TWICE = 1", "ambiguous"),
     ],

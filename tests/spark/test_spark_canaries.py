@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import traceback
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lance_memwal.spark.redaction import settings_that_hide
 from tests.kit.canaries import CANARY, CREDENTIALS, refuse_canaries
 from tests.kit.spark_tables import keyed
 
@@ -166,3 +169,34 @@ def test_the_face_shows_no_credential_of_its_catalog(spark: Any) -> None:
         failure(lambda: spark.sql("CREATE TABLE canaries.bad (id BIGINT) TBLPROPERTIES ('no.such' = 'x')")),
     )
     spark.sql("DROP TABLE canaries.orders")
+
+
+@pytest.mark.parametrize("own", [{}, {"spark.redaction.regex": "(?i)customer|^x"}])
+def test_what_a_user_hides_is_hidden_besides_storage_options(spark: Any, own: dict[str, str]) -> None:
+    (hidden,) = settings_that_hide(own).values()
+    pattern = spark._jvm.java.util.regex.Pattern.compile(hidden)
+    names = [
+        "spark.sql.catalog.lake.storage.azure_storage_account_key",
+        "storage.aws_access_key_id",
+        "option.storage.key",
+    ]
+    names.append("spark.my.Customer" if own else "spark.my.Password")
+    assert [name for name in names if not pattern.matcher(name).find()] == []
+    assert not pattern.matcher("spark.sql.shuffle.partitions").find()
+
+
+def test_a_session_with_a_regex_of_its_own_writes_no_credential_to_its_event_log(tmp_path: Path) -> None:
+    script = (
+        "import sys, lance_memwal.spark as ms\n"
+        "spark = ms.session('local[1]', **{'spark.redaction.regex': '(?i)secret|customer', 'spark.eventLog.enabled': True,\n"
+        "    'spark.eventLog.compress': False, 'spark.eventLog.dir': sys.argv[1], 'spark.my.customer': sys.argv[2],\n"
+        "    'spark.sql.catalog.lake.storage.azure_storage_account_key': sys.argv[2]})\n"
+        "spark.range(1).count()\n"
+        "spark.stop()\n"
+    )
+    asked = [sys.executable, "-c", script, tmp_path.as_uri(), CANARY]
+    child = subprocess.run(asked, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr[-2_000:]
+    logged = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file())
+    assert "azure_storage_account_key" in logged
+    without_canary(logged)

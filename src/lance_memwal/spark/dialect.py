@@ -25,7 +25,7 @@ from lance_memwal.spark.names import found
 __all__ = ["as_spark_reads"]
 
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2}):?(\d{2})?")
-_ZONE_IN_TEXT = re.compile(r"(?:Z|UTC|[+-]\d{1,2}(?::?\d{2})?|\s[A-Za-z_/]+)$")
+_ZONE_IN_TEXT = re.compile(r"(?:Z|UTC|[+-]\d{1,2}(?::?\d{2})?(?P<seconds>:?\d{2})?|\s[A-Za-z_/]+)$")
 _STAMP = re.compile(r"\btimestamp\s+('(?:[^']|'')*')", re.IGNORECASE)
 _ALIKE = frozenset(
     {"abs", "coalesce", "length", "char_length", "character_length", "lower", "upper", "nullif", "ifnull"}
@@ -67,8 +67,9 @@ def _refuse_unlike(kind: str, text: str, after: Token) -> None:
         raise InvalidInputError(f"a backslash in a text means another thing to Spark than to Lance: {_INSTEAD}")
     if text == "/":
         raise InvalidInputError(f"Spark divides whole numbers to a fraction, and Lance does not: {_INSTEAD}")
-    if word in _CLOCKS or text == "::" or (word in _CASTS and after[1] == "("):
-        raise InvalidInputError(f"{text!r} in the filter may mean another thing to Spark than to Lance: {_INSTEAD}")
+    if word in _CLOCKS or text == ":" or (word in _CASTS and after[1] == "("):
+        shown = "::" if text == ":" else text
+        raise InvalidInputError(f"{shown!r} in the filter may mean another thing to Spark than to Lance: {_INSTEAD}")
     if word and after[1] == "(" and word not in _ALIKE | _LANCES_OWN | _WORDS and not word.startswith(_OWN_PREFIXES):
         raise InvalidInputError(f"function {text!r} may mean another thing to Spark than to Lance: {_INSTEAD}")
 
@@ -97,15 +98,15 @@ def _names(tokens: list[Token]) -> Iterator[str]:
 
 def _timestamp(literal: str, stamps: list[pa.DataType], zone: str | None) -> str:
     text = literal[1:-1].strip()
-    has_zone = _ZONE_IN_TEXT.search(text[10:]) is not None
+    given = _ZONE_IN_TEXT.search(text[10:])
     if len({stamp.tz is None for stamp in stamps}) > 1:
         raise InvalidInputError(f"the filter compares timestamps with and without a time zone: {_INSTEAD}")
     if stamps[0].tz is None:
-        if has_zone:
+        if given is not None:
             raise InvalidInputError(f"the column has no time zone: write timestamp {literal} without one")
         return literal
-    if has_zone:
-        return literal
+    if given is not None:
+        return literal if given["seconds"] is None else f"'{_in_utc(text, 'UTC')}'"  # Lance reads no seconds of zones
     if zone is None:
         raise InvalidInputError(
             f"timestamp {literal} has no time zone, and the one of the session is not known here: write "
@@ -115,9 +116,11 @@ def _timestamp(literal: str, stamps: list[pa.DataType], zone: str | None) -> str
 
 
 def _in_utc(text: str, zone: str) -> str:
+    """A timestamp as UTC writes it: in the zone that it names, or else in `zone`."""
     known = _zone(zone)
     try:
-        there = datetime.fromisoformat(text).replace(tzinfo=known)
+        there = datetime.fromisoformat(re.sub(r"\s+(?=[+-])", "", text))
+        there = there if there.tzinfo is not None else there.replace(tzinfo=known)
         return there.astimezone(UTC).isoformat(" ", "microseconds")
     except (ValueError, OverflowError):
         raise InvalidInputError(f"{text!r} is no timestamp such as '2026-01-31 12:00:00'") from None

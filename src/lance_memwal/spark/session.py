@@ -1,6 +1,7 @@
 """A Spark session that works without set-up, and the registration of the format.
 
-Owns `session` and `register`. Invariant: settings that the user gives, here or in the environment, are never overridden.
+Owns `session` and `register`. Invariant: settings that the user gives, here or in the environment, are never overridden; what
+Spark hides is what they say, and storage options besides.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lance_memwal.spark.data_source import ChangesSource, MemWalSource, PythonSo
 from lance_memwal.spark.face.commands import FaceSource
 from lance_memwal.spark.face.load import knows_format, load_face
 from lance_memwal.spark.java import provide_java
-from lance_memwal.spark.redaction import SETTING, hide_credentials
+from lance_memwal.spark.redaction import hide_credentials, settings_that_hide
 from lance_memwal.spark.searching import search_function
 from lance_memwal.spark.streams import mark_streams
 
@@ -29,7 +30,6 @@ _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    **SETTING,
 }
 
 
@@ -42,7 +42,7 @@ def session(master: str = "local[2]", **conf: Any) -> SparkSession:
     provide_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master)
-    for name, value in {**_DEFAULTS, **conf}.items():
+    for name, value in {**_DEFAULTS, **conf, **settings_that_hide(conf)}.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Spark forks to start its JVM, and no more
