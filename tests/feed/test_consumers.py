@@ -19,6 +19,7 @@ from lance_memwal.feed.cursor import Place
 from lance_memwal.feed.shard_changes import ShardChanges
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.log.reading import list_positions
+from lance_memwal.read.tiers import TierSource
 from lance_memwal.store import paths
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
@@ -434,4 +435,28 @@ def test_a_snapshot_that_collection_passes_while_its_place_is_looked_up_is_taken
     monkeypatch.setattr(ShardChanges, "before_mark", after_a_while)
     reader = consumer(table) if reads == "consumer" else table.changes(start="snapshot", until="now")
     assert sorted(ids_of(reader)) == [1, 2, 3, 4]
+    assert slept
+
+
+def test_a_snapshot_shows_nothing_that_its_feed_tells_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process slept between its looks at a shard and at the base table, into which the next rows came meanwhile."""
+    table = create(str(tmp_path / "t"), SCHEMA)
+    put(table, [1])
+    look, slept = TierSource._point_of, []
+
+    def meanwhile() -> None:
+        put(table, [2])
+        table.compact()
+
+    def and_then(source: TierSource, *given: Any) -> Any:
+        point = look(source, *given)
+        if not slept:
+            slept.append(point)
+            in_thread(meanwhile).result()
+        return point
+
+    monkeypatch.setattr(TierSource, "_point_of", and_then)
+    assert ids_of(consumer(table)) == [1, 2]
     assert slept

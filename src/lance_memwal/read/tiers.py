@@ -17,6 +17,7 @@ names the same things and holds no row. Invariants:
 7. Rows that are missing because the base table was restored to before a compaction are an error, never an answer.
 8. Captures and snapshots are of one table: one that is made anew meanwhile is captured from the start, its shards and
    which of them can hold matching rows included.
+9. The base version of a snapshot has compacted nothing that its shards had not flushed: it shows no entry above a tip.
 """
 
 from __future__ import annotations
@@ -224,7 +225,10 @@ class TierSource:
         def read(before: BaseTable, wanted: list[str]) -> list[_Point]:
             return self._each(wanted, lambda s: self._point_of(s, consistency, before.tag), PARALLEL_LOOKS)
 
-        base, found, _ = self._of_one_table(candidates, None, read)
+        for _ in range(_MAX_TRIES):
+            base, found, _ = self._of_one_table(candidates, None, read)
+            if all(mark < point.manifest.current_generation for point, mark in found):
+                break  # else the base has rows of entries above a tip, which a feed would tell once more
         return Snapshot(base.tag, base.version, tuple(point.named() for point, _ in found))
 
     def _of_one_table(
