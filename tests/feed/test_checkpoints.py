@@ -428,3 +428,11 @@ def test_collection_goes_on_while_another_process_drops_checkpoints(table: mw.Ta
     finally:
         over.set()
         other.join()
+
+
+def test_a_name_that_is_not_there_cannot_be_dropped_beside_a_damaged_record(table: mw.Table) -> None:
+    table.checkpoint_create("a")
+    (Path(table.uri) / paths.CHECKPOINTS_DIR / "a" / "1.json").write_text("{")
+    with pytest.raises((mw.InvalidInputError, mw.CorruptDataError)):
+        table.checkpoint_drop("b")
+    assert not (Path(table.uri) / paths.CHECKPOINTS_DIR / "b").exists()

@@ -273,3 +273,12 @@ def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) ->
     with pytest.raises(mw.InvalidInputError, match="shards"):
         records.create(1, {"cursor": "x" * MAX_RECORD_BYTES})
     assert records.newest() is None
+
+
+def test_a_cursor_that_is_none_is_damage_of_its_record_and_can_be_dropped(place: Path) -> None:
+    written(CONSUMER, cursor="garbage")(place)
+    table = mw.open_table(str(place))
+    with pytest.raises(mw.CorruptDataError, match=rf"path={CONSUMER}/{NEXT}\.json"):
+        table.consumer("x", until="now")
+    table.drop_consumer("x")
+    list(table.consumer("x", until="now"))

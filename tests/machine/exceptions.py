@@ -13,7 +13,7 @@ _REASONS: dict[str, str] = {
         ChangedKeysError ClosedError ConflictError CorruptDataError MemWalError MissingLibraryError
         ReplayMismatchError SearchIncompleteWarning UnavailableError UnsupportedFormatError WriterPoisonedError""",
     "the engine asks it, users only make one": """
-        BTreeIndex Bucket Cursor.check_table Cursor.place FtsIndex HnswIndex Identity LastWrite.remember_ms
+        BTreeIndex Bucket Cursor.check_table Cursor.place Cursor.stored FtsIndex HnswIndex Identity LastWrite.remember_ms
         Manual Snapshot.check_table Snapshot.is_part_of Snapshot.stored Unsharded""",
     "the engine's own rooms call it: upkeep, serving, forks, parking": """
         ChangeFeed.needed Scan.snapshot ShardWriter.append ShardWriter.capture ShardWriter.delete_matching

@@ -93,7 +93,10 @@ def list_checkpoints(base: BaseTable) -> list[Checkpoint]:
 
 def checkpoint_of(base: BaseTable, name: str) -> Checkpoint:
     """The checkpoint of this name; `CollectedError` if it has expired, `InvalidInputError` if there is none."""
-    record = checkpoint_record(base.location, check_record_name(name))
+    return _active(base, name, checkpoint_record(base.location, check_record_name(name)))
+
+
+def _active(base: BaseTable, name: str, record: CheckpointRecord | None) -> Checkpoint:
     if record is not None and record.is_active(base.table_id):
         return Checkpoint.of(record)
     if record is not None and record.state == "expired" and record.table_id == base.table_id:
@@ -106,9 +109,11 @@ def drop_checkpoint(base: BaseTable, name: str, clock: Clock = SYSTEM_CLOCK) -> 
     """Let collection have what only this checkpoint keeps, also if its record is damaged; `base` is the newest version."""
     number, by = newest_number(base.location, check_record_name(name)), clock.uuid4()
     try:
-        snapshot = checkpoint_of(base, name).snapshot
+        record = checkpoint_record(base.location, name)
     except CorruptDataError:  # nobody can say what it kept
         snapshot = Snapshot(base.tag, base.version)
+    else:
+        snapshot = _active(base, name, record).snapshot
     ended = CheckpointRecord(name, number + 1, "dropped", base.table_id, snapshot, clock.now_ms(), None, by)
     if not write_checkpoint(base, ended):
         raise ConflictError(f"somebody else creates or drops the checkpoint {name!r} right now; retry")

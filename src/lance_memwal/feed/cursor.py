@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from lance_memwal.errors import InvalidInputError, TableReplacedError
+from lance_memwal.errors import CorruptDataError, InvalidInputError, TableReplacedError
 from lance_memwal.types import check_shard_id
 
 __all__ = ["CURSOR_PREFIX", "Cursor", "Place"]
@@ -75,6 +75,14 @@ class Cursor:
         if self.table is not None and tag is not None and self.table != tag:
             raise TableReplacedError("this cursor is one of another table: start again from a snapshot")
         return self
+
+    @classmethod
+    def stored(cls, text: str, *, path: str) -> Cursor:
+        """The cursor that the record at `path` names; `CorruptDataError` if the text is none."""
+        try:
+            return cls.parse(text)
+        except InvalidInputError as error:
+            raise CorruptDataError(f"the cursor of a consumer is malformed ({error}); drop it", path=path) from None
 
     def __str__(self) -> str:
         parts = [_FORMAT, self.table or _NO_TAG]

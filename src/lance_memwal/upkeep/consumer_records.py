@@ -85,6 +85,11 @@ class ConsumerRecord:
         told |= {"begins": True} if self.begins else {}
         return told | ({"also": list(self.also)} if self.also else {})
 
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return paths.record_path(paths.record_dir(paths.CONSUMERS_DIR, self.name), self.number)
+
     def is_of(self, table_id: str | None) -> bool:
         """Whether it was written for this table."""
         return self.table_id == table_id
