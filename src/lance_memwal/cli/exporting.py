@@ -5,15 +5,20 @@ Owns the text that Prometheus reads. Invariants:
 1. It only reads, and claims nothing. Storage is looked at at most once per `--every-seconds`, however often it is asked.
 2. Labels are tables, indexes and consumers, never shards: a table may have ten thousand.
 3. A table that cannot be read is `lance_mem_wal_table_up 0`, and the others are told all the same.
-4. Where it listens, and under which names it answers, is the rule of the page (`ui.addresses`).
+4. Where it listens, under which names it answers, and to how many at once, is the rule of the page (`ui.addresses`).
+5. Nobody keeps others waiting: every connection has a thread of its own, and so much time to say what it wants.
 """
 
 from __future__ import annotations
 
 import http.server
+import math
+import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 
@@ -22,11 +27,11 @@ from lance_memwal.cli.output import note, print_json
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
 from lance_memwal.table import Table
-from lance_memwal.ui.addresses import REACHED_BY_OTHERS, Names, bind, hosts_of, is_loopback
+from lance_memwal.ui.addresses import MOST_CONNECTIONS, REACHED_BY_OTHERS, Names, bind, hosts_of, is_loopback
 from lance_memwal.ui.answers import Refusal
 from lance_memwal.upkeep.reports import TableStats
 
-__all__ = ["PREFIX", "TEXTS", "exporter", "exposition", "samples"]
+__all__ = ["PREFIX", "TEXTS", "MetricsServer", "exporter", "exposition", "samples"]
 
 PREFIX = "lance_mem_wal_table"
 TEXTS = {
@@ -49,6 +54,7 @@ TEXTS = {
     "store_requests": "Requests of this exporter, by operation",
     "store_request_cost_dollars": "What they cost by list prices, by operation",
 }
+_HEARING_SECONDS = 10.0
 Sample = tuple[str, Mapping[str, str], float]
 
 
@@ -96,14 +102,20 @@ class _Pages:
         self._tables = tables
         self._every_seconds = every_seconds
         self._page, self._made = "", -every_seconds - 1.0
+        self._lock = threading.Lock()
 
     def read(self) -> str:
-        """The page as it is now."""
-        now = SYSTEM_CLOCK.monotonic()
-        if not self._page or now - self._made >= self._every_seconds:
-            found = [sample for table in self._tables for sample in samples(table.uri, _stats_of(table))]
-            self._page, self._made = exposition(found), now
-        return self._page
+        """The page as it is now; whoever asks while it is made waits for it."""
+        with self._lock:
+            now = SYSTEM_CLOCK.monotonic()
+            if not self._page or now - self._made >= self._every_seconds:
+                found = [sample for table in self._tables for sample in samples(table.uri, _stats_of(table))]
+                self._page, self._made = exposition(found), now
+            return self._page
+
+    def end(self) -> None:
+        """Make no page any more; one that is being made is waited for, since a process must not end within a read."""
+        self._lock.acquire()
 
 
 def _stats_of(table: Table) -> TableStats | None:
@@ -131,26 +143,83 @@ def exporter(
     pages = _Pages([open_for(uri, storage_option) for uri in uris], every_seconds)
     with bind(host, port) as listening:
         hosts = hosts_of(host, listening.getsockname()[1])
-        server = http.server.HTTPServer(listening.getsockname(), _handler(pages, Names(hosts)), bind_and_activate=False)
-        server.socket.close()
-        server.socket = listening
-        server.server_activate()
+        server = MetricsServer(listening, _handler(pages, Names(hosts)))
         where = f"http://{hosts[0]}/metrics"
         if not is_loopback(host):
             note(REACHED_BY_OTHERS)
         print_json({"serves": where}) if json else note(f"serving {where}; stop with Ctrl-C")
         sys.stdout.flush()
-        server.serve_forever()
+        try:
+            server.serve_forever()
+        finally:
+            pages.end()
+
+
+class MetricsServer(http.server.ThreadingHTTPServer):
+    """Answers on a socket that is bound: at most `MOST_CONNECTIONS` at once, each of which says soon what it wants."""
+
+    block_on_close = False
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        handler: type[http.server.BaseHTTPRequestHandler],
+        *,
+        hearing_seconds: float = _HEARING_SECONDS,
+    ) -> None:
+        super().__init__(listening.getsockname(), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self._hearing_seconds = hearing_seconds
+        self._lock = threading.Lock()
+        self._until: dict[Any, float] = {}  # per connection: when it must have asked
+        self.server_activate()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 (the name is http.server's)
+        """Whether a connection is heard: whoever comes on top is closed."""
+        with self._lock:
+            if len(self._until) >= MOST_CONNECTIONS:
+                return False
+            self._until[request] = SYSTEM_CLOCK.monotonic() + self._hearing_seconds
+            return True
+
+    def heard(self, request: Any) -> None:
+        """It has asked, and waits for us from now on."""
+        with self._lock:
+            self._until[request] = math.inf
+
+    def shutdown_request(self, request: Any) -> None:
+        """It is answered, or gone."""
+        with self._lock:
+            self._until.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Hang up on those that took too long; called again and again."""
+        now = SYSTEM_CLOCK.monotonic()
+        with self._lock:
+            for request, until in self._until.items():
+                if until < now:
+                    with suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of connections that broke."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 def _handler(pages: _Pages, names: Names) -> type[http.server.BaseHTTPRequestHandler]:
     """What answers a request."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = 30
+        timeout = 30  # of one read, and of the whole answer
 
         def do_GET(self) -> None:
             """Answer with the page."""
+            if isinstance(self.server, MetricsServer):
+                self.server.heard(self.connection)
             status, text = 404, "see /metrics\n"
             try:
                 names.check(self.headers.get_all("Host", []), self.headers.get_all("Origin", []))

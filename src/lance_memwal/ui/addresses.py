@@ -1,6 +1,6 @@
 """Where a server of this library listens for HTTP, and under which names it answers: the page and the exporter alike.
 
-Owns `bind`, `hosts_of`, `Names` and the warning about addresses that others reach. Invariants:
+Owns `bind`, `hosts_of`, `Names`, how many are answered at once, and the warning about addresses that others reach. Invariants:
 
 1. The socket is bound to one address, never to all, and before anybody is told of it: no other program can have it.
 2. `Host` is a name that we listen under, given once: a name of somebody else that leads here by DNS is refused.
@@ -18,9 +18,10 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.serve.endpoint import is_every_address
 from lance_memwal.ui.answers import Refusal
 
-__all__ = ["REACHED_BY_OTHERS", "Names", "bind", "hosts_of", "is_loopback"]
+__all__ = ["MOST_CONNECTIONS", "REACHED_BY_OTHERS", "Names", "bind", "hosts_of", "is_loopback"]
 
 REACHED_BY_OTHERS: Final = "other machines can reach this address, and nothing is encrypted: an SSH tunnel is safer"
+MOST_CONNECTIONS: Final = 64
 _LOCAL_NAME: Final = "localhost"
 _DEFAULT_PORT: Final = 80  # browsers leave it out
 

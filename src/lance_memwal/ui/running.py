@@ -14,13 +14,11 @@ from typing import Any
 
 from lance_memwal.process.extras import need
 from lance_memwal.table import Table
-from lance_memwal.ui.addresses import hosts_of
+from lance_memwal.ui.addresses import MOST_CONNECTIONS, hosts_of
 from lance_memwal.ui.app import make_app
 from lance_memwal.ui.looks import EVERY_SECONDS
 
 __all__ = ["link_of", "serve"]
-
-_CONNECTIONS = 64
 
 
 def link_of(host: str, port: int, token: str) -> str:
@@ -54,7 +52,7 @@ def serve(
         server_header=False,
         lifespan="on",
         ws="none",
-        limit_concurrency=_CONNECTIONS,
+        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=1,
         proxy_headers=False,
     )
