@@ -403,4 +403,63 @@ BUGS = (
         "int(_mixed(rows + np.arange(1, len(rows) + 1, dtype=np.uint64) * _STEP, 0).sum(dtype=np.uint64))",
         ("tests/schema/test_row_digest.py",),
     ),
+    # ------------------------------------------------------------------------------------------------ epochs used again
+    Bug(
+        "a parked shard is taken up again while an entry of the writer before is on its way",
+        "serve/shared_shard.py",
+        "self._parked = writer.park() if self._closed else None",
+        "self._parked = (writer.abort(), parked)[1] if self._closed else None",
+        ("tests/serve/test_shared_endings.py",),
+    ),
+    Bug(
+        "a shard is parked while a memtable of it is flushed",
+        "write/life.py",
+        "                if shard.tables.frozen:  #",
+        "                if shard.tables.frozen and not shard.tables.frozen:  #",
+        ("tests/table/test_parked_shards.py",),
+    ),
+    # --------------------------------------------------------------------------------------------------- unknown outcomes
+    Bug(
+        "an append that is stored is called undone",
+        "process/trial.py",
+        "        if not self.is_begun or not isinstance(error,",
+        "        if self.is_begun or not isinstance(error,",
+        ("tests/wal/test_unknown_outcomes.py",),
+    ),
+    Bug(
+        "a write whose owner was slow, and then none any more, is called undone",
+        "serve/caller.py",
+        "                if was_sent:  # whether",
+        "                if was_sent and not was_sent:  # whether",
+        ("tests/serve/test_shared_endings.py",),
+    ),
+    # ----------------------------------------------------------------------------------------------- snapshots and their feeds
+    Bug(
+        "a snapshot shows rows that its feed tells once more",
+        "read/tiers.py",
+        "if all(mark < point.manifest.current_generation for point, mark in found):",
+        "if found or not found:",
+        ("tests/feed/test_consumers.py",),
+    ),
+    Bug(
+        "a snapshot is used that collection has passed before it was named",
+        "feed/consumers.py",
+        "        self._write(replace(self.record, also=tuple(also)))\n        return self._is_whole(snapshot)\n",
+        "        self._write(replace(self.record, also=tuple(also)))\n        return True\n",
+        ("tests/feed/test_consumers_and_pins.py",),
+    ),
+    Bug(
+        "collection takes a snapshot that a reader compares with",
+        "upkeep/consumer_records.py",
+        "named = ((record.snapshot, *record.also) for record in self.consumers)",
+        "named = ((record.snapshot,) for record in self.consumers)",
+        ("tests/feed/test_consumers_and_pins.py",),
+    ),
+    Bug(
+        "a base version of then is chosen across a gap",
+        "feed/fitting_versions.py",
+        "if found is not None and version == newest:",
+        "if found is not None:",
+        ("tests/feed/test_as_of_times.py",),
+    ),
 )
