@@ -43,7 +43,7 @@ CHAINS = [
     f"select 1 from t {' '.join(f'join t t{n} using (id)' for n in range(2_000))}",
     f"with {', '.join(['c0 as (select 1)', *(f'c{n} as (select * from c{n - 1})' for n in range(1, 3_000))])} select 1",
     f"{'explain ' * 2_000}select 1",
-    f"select {'interval ' * 5_000}'1 day'",
+    f"select {'interval ' * 1_900}'1 day'",
     f"select 1{'::int' * 10_000}",
     f"select cast(1 as {'array<' * 10_000}int{'>' * 10_000})",
     "select cast(null as int[2000000000])",

@@ -35,6 +35,7 @@ _POLL_SECONDS: Final = 0.2
 _MAX_CHAIN: Final = 2_000
 _JOINS: Final = {
     **dict.fromkeys(("and", "or", "xor"), 1),
+    "interval": 5,
     **dict.fromkeys((",", "join", "union", "intersect", "except", "explain"), 20),
 }
 
