@@ -332,8 +332,8 @@ BUGS = (
     Bug(
         "a consumer goes on after rows that it was not given",
         "feed/consumers.py",
-        "        begin: Start = start if known is None else Cursor.parse(known.cursor)\n",
-        "        begin: Start = start if known is None else 'latest'\n",
+        "self._open(cursor, snapshot if",
+        "self._open('latest', snapshot if",
         ("tests/feed/test_consumers.py",),
     ),
     # ------------------------------------------------------------------------------------------------------------- blobs

@@ -311,9 +311,8 @@ class Consumer:
 
     def _go_on(self, known: ConsumerRecord) -> None:
         snapshot = None if known.snapshot is None else Snapshot.parse(known.snapshot)
-        self._feed = self._open(
-            Cursor.stored(known.cursor, path=known.path), snapshot if self._request.before else None
-        )
+        cursor = Cursor.stored(known.cursor, path=known.path)
+        self._feed = self._open(cursor, snapshot if self._request.before else None)
         standing = self._standing()
         found = standing.snapshot if snapshot is None else None  # what rows were before is asked for the first time
         self._place.claim(replace(standing, snapshot=None) if found else standing, known)
