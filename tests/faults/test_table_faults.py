@@ -250,7 +250,10 @@ def test_the_rich_life_finds_a_bad_read_that_is_kept_for_ever(rich: Sweep, monke
     read = [call.index for call in calls[:rolled] if call.kind == "get" and "_gen_" in call.path]
     monkeypatch.setattr(rolling, "parse_lance_manifest", lambda *_, **__: None)
     short = max(index for index in read if "/_versions/" in calls[index].path)
-    rich.live(Planned(({short: FaultKind.SHORT_READ},)))
+    for _ in range(8):  # roll-ups are made beside the life: their calls come in another order now and then
+        rich.live(Planned(({short: FaultKind.SHORT_READ},)))
+        if rich.broken:
+            break
     assert any("one bad read was told" in line for line in rich.broken), shown(rich)
 
 

@@ -382,7 +382,7 @@ class _Scribe:
         if self._life.collects:
             self._collect()
         elif self._life.mode == "upkeep" and draw.random() < 0.3:
-            with self._races(mw.ConflictError, mw.FencedError):
+            with self._flush_races():
                 table.flush(idle_seconds=0, force=True)
         with self._races(mw.ConflictError):
             match draw.choice(_TIDIES + ("index",) * self._shape.is_searched):
@@ -406,8 +406,12 @@ class _Scribe:
         """Chores that may lose a race against somebody; who is alone loses none."""
         return nullcontext() if self._life.is_alone else suppress(*lost)
 
+    def _flush_races(self) -> AbstractContextManager[None]:
+        """A flush may also lose its directory: others collect what is not published, without a grace period."""
+        return self._races(mw.ConflictError, mw.FencedError, mw.UnavailableError)
+
     def _collect(self) -> None:
-        with self._races(mw.ConflictError, mw.FencedError):
+        with self._flush_races():
             if not self._life.beside_shared:
                 self._table.flush(idle_seconds=0, force=True)
             self._table.compact()
