@@ -26,6 +26,7 @@ __all__ = ["as_spark_reads"]
 
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2}):?(\d{2})?")
 _ZONE_IN_TEXT = re.compile(r"(?:Z|UTC|[+-]\d{1,2}(?::?\d{2})?(?P<seconds>:?\d{2})?|\s[A-Za-z_/]+)$")
+_LONGEST_STAMP = 100  # a zone has a name
 _STAMP = re.compile(r"\btimestamp\s+('(?:[^']|'')*')", re.IGNORECASE)
 _ALIKE = frozenset(
     {"abs", "coalesce", "length", "char_length", "character_length", "lower", "upper", "nullif", "ifnull"}
@@ -98,6 +99,8 @@ def _names(tokens: list[Token]) -> Iterator[str]:
 
 def _timestamp(literal: str, stamps: list[pa.DataType], zone: str | None) -> str:
     text = literal[1:-1].strip()
+    if len(text) > _LONGEST_STAMP:
+        raise _no_timestamp(text)
     given = _ZONE_IN_TEXT.search(text[10:])
     if len({stamp.tz is None for stamp in stamps}) > 1:
         raise InvalidInputError(f"the filter compares timestamps with and without a time zone: {_INSTEAD}")
@@ -123,7 +126,11 @@ def _in_utc(text: str, zone: str) -> str:
         there = there if there.tzinfo is not None else there.replace(tzinfo=known)
         return there.astimezone(UTC).isoformat(" ", "microseconds")
     except (ValueError, OverflowError):
-        raise InvalidInputError(f"{text!r} is no timestamp such as '2026-01-31 12:00:00'") from None
+        raise _no_timestamp(text) from None
+
+
+def _no_timestamp(text: str) -> InvalidInputError:
+    return InvalidInputError(f"{described(text)} is no timestamp such as '2026-01-31 12:00:00'")
 
 
 def _zone(name: str) -> tzinfo:
