@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal import crash_points
 from lance_memwal.clock import SystemClock
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
@@ -23,7 +22,7 @@ from lance_memwal.read.tiers import TierSource
 from lance_memwal.store import paths
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
-from tests.kit.feeds import mirrored, ops_of
+from tests.kit.feeds import collect_while, mirrored, ops_of
 from tests.kit.tables import create, keyed
 from tests.kit.writers import in_thread
 
@@ -283,22 +282,6 @@ def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: Any) -> None
 
 
 COLLECTION = ["gc.proposed", "gc.announced", "gc.before_floor", "gc.after_floor", "gc.before_entry"]
-
-
-def collect_while(table: mw.Table, point: str, come: Callable[[], None]) -> None:
-    """Collect, and let somebody come when collection is at `point` first."""
-    waiting = [come]
-
-    def reached(at: str) -> None:
-        if at == point and waiting:
-            waiting.pop()()
-
-    crash_points.install(reached)
-    try:
-        table.gc(grace_seconds=0)
-    finally:
-        crash_points.install(None)
-    assert not waiting, f"collection was never at {point}"
 
 
 @pytest.mark.parametrize("point", COLLECTION)

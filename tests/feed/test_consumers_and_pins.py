@@ -12,14 +12,13 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal import crash_points
 from lance_memwal.clock import SystemClock
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
-from tests.kit.feeds import ops_of
+from tests.kit.feeds import collect_while, ops_of
 from tests.kit.tables import create, keyed
 
 SCHEMA = keyed(pa.field("v", pa.int64()))
@@ -39,22 +38,6 @@ def live_on(table: mw.Table) -> None:
         table.compact()
     table.maintain(versions=timedelta(0), grace_seconds=0)
     table.gc(grace_seconds=0)
-
-
-def collect_while(table: mw.Table, point: str, come: Callable[[], object]) -> None:
-    """Collect, and let somebody come when collection is at `point` first."""
-    waiting = [come]
-
-    def reached(at: str) -> None:
-        if at == point and waiting:
-            waiting.pop()()
-
-    crash_points.install(reached)
-    try:
-        table.gc(grace_seconds=0)
-    finally:
-        crash_points.install(None)
-    assert not waiting, f"collection was never at {point}"
 
 
 class Following:

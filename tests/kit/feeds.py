@@ -1,11 +1,15 @@
-"""What tests of the feed share: changes as plain rows, and a dict that applies them."""
+"""What tests of the feed share: changes as plain rows, a dict that applies them, and a collection that others come to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal import crash_points
+from tests.harness.points import run_once_at
 
 EXTRA = ("_op", "_shard", "_position", "_time", "_txn")
 
@@ -32,3 +36,13 @@ def mirrored(batches: Iterable[pa.RecordBatch], key: str = "id") -> dict[Any, An
     for batch in batches:
         apply(state, batch, key)
     return state
+
+
+def collect_while(table: mw.Table, point: str, come: Callable[[], object]) -> None:
+    """Collect, and let somebody come when collection is at `point` first."""
+    came = run_once_at(point, come)
+    try:
+        table.gc(grace_seconds=0)
+    finally:
+        crash_points.install(None)
+    assert came, f"collection was never at {point}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import lance_memwal as mw
-from lance_memwal import crash_points
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
 from lance_memwal.spark.options import Options
+from tests.kit.feeds import collect_while
 from tests.kit.spark_tables import keyed
 
 ALL = ReadAllAvailable()
@@ -38,22 +37,6 @@ def read_on(feed: ChangeFeed, start: Any) -> list[int]:
 def put(table: mw.Table, *ids: int, **options: Any) -> None:
     with table.writer(**options) as writer:
         writer.put({"id": list(ids)}, missing="null")
-
-
-def collect_while(table: mw.Table, point: str, come: Callable[[], object]) -> None:
-    """Collect, and let somebody come when collection is at `point` first."""
-    waiting = [come]
-
-    def reached(at: str) -> None:
-        if at == point and waiting:
-            waiting.pop()()
-
-    crash_points.install(reached)
-    try:
-        table.gc(grace_seconds=0)
-    finally:
-        crash_points.install(None)
-    assert not waiting, f"collection was never at {point}"
 
 
 def test_a_name_that_stands_inside_of_a_snapshot_is_refused_and_goes_on_after_it(uri: str) -> None:
