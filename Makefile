@@ -23,7 +23,7 @@ INPUTS ?= 1000000
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs crash prove simulate soak faults fuzz prove-versions audit clean
+.PHONY: help setup demo test check house test-ui screenshots pytest lint format docs bench bugs crash prove simulate soak faults fuzz prove-versions audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -38,9 +38,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@rm -f $(VENV)/.installed-* && touch $@
 
 demo: setup ## see it at work
-	@$(BIN)/python -m lance_memwal.cli.demo $(ARGS)
+	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: lint docs pytest ## lint, then every test of the ci profile
+
+check: lint ## lint, then the tests of the rooms that the change touches (minutes)
+	@$(BIN)/python tools/check.py $(ARGS)
+
+house: setup ## print the size and shape of the project
+	@$(BIN)/python tools/house.py
 
 pytest: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
