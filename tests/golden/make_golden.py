@@ -13,8 +13,6 @@ the public API of pylance, nothing of memwal is used. What lies there:
     details/       `MemWalIndexDetails` bytes per way of initialising a table
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import shutil

@@ -5,11 +5,9 @@ Owns `tests/golden/memwal`. Run by hand when a layout is added:
     python tests/golden/make_memwal_golden.py
 
 The committed files are the contract: what decodes them today must decode them for ever, to the same values. Files are never
-replaced, only added; `test_golden_memwal.py` spells their values. Those of a layout that is no longer written
-(`entry_with_txn`: a single transaction, without a time) cannot be made again.
+replaced, only added; `test_golden_files.py` spells their values. `entry_with_delta` has a key that is no longer written, so it
+cannot be made again.
 """
-
-from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +18,7 @@ from lance_memwal.log.entry import EntryEncoder, encode_mark, encode_sentinel
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.types import (
     TOMBSTONE_FIELD,
+    BaseMark,
     EntryFooter,
     EntryTransaction,
     SeenTransaction,
@@ -88,11 +87,12 @@ def entries() -> dict[str, bytes]:
         "entry_of_two_batches": encoder.encode([batch([1], [False]), batch([2, 1], [False, True])]),
         "entry_with_map": encoder.encode([batch([5], [False])], EntryFooter(seen=SEEN)),
         "entry_with_time": encoder.encode([batch([6], [False])], timed),
+        "entry_with_base": encoder.encode([batch([6], [False])], timed._replace(base=BaseMark(17))),
+        "entry_with_fragments": encoder.encode([batch([6], [False])], timed._replace(base=BaseMark(17, 4))),
         "entry_with_txns": encoder.encode([batch([7, 8, 9], [False] * 3)], timed._replace(txns=txns)),
         "entry_with_txns_and_map": encoder.encode(
             [batch([7, 8, 9], [False] * 3)], timed._replace(txns=txns, seen=SEEN)
         ),
-        "entry_with_delta": encoder.encode([batch([6], [False])], timed._replace(delta=SEEN)),
         "entry_of_many_types": EntryEncoder(MANY_TYPES, 1, 1).encode([many_types()]),
         "sentinel": encode_sentinel(4),
         "sentinel_with_map": encode_sentinel(5, EntryFooter(seen=SEEN)),
