@@ -1,21 +1,18 @@
 """A model of one shard that many write at once: every order of their store calls is tried (RFC 0017).
 
 A `World` is the log, the newest manifest, the base table, what each process does next, and puts that are on their way.
-`successors` gives every world that may follow: one store call of one process (a sink, an owner that writes for itself or for
-clients, a client, a consumer, a compactor, the collector), a crash before or after it, a put that lands late, an answer that is
-lost. `explore` walks all of them and stops at the first that breaks a promise. A row stands for its transaction. Each rule has
-a switch: without it, the model must find a row that is lost, doubled or invented, or an entry that a consumer missed.
+`Model.successors` gives every world that may follow: one store call of one process (a sink, an owner that writes for itself or
+for clients, a client, a consumer, a compactor, the collector), a crash before or after it, a put that lands late, an answer that
+is lost. A row stands for its transaction. Each rule has a switch: without it, the model must find a row that is lost, doubled or
+invented, or an entry that a consumer missed.
 
 What it leaves out: reading the log is one step; the bytes of entries; time (a silent owner may be taken over at any moment,
 which is worse than any clock).
 """
 
-from __future__ import annotations
+from collections.abc import Collection, Iterator
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
+from tests.model_check.engine import NETWORK
 from tests.model_check.upkeep import Upkeep
 from tests.model_check.worlds import (
     NOTHING,
@@ -31,18 +28,8 @@ from tests.model_check.worlds import (
     put_manifest,
 )
 
-__all__ = ["Walk", "explore"]
-
 _UNMARKED = "unmarked"  # the row is there, and nothing says whose it is
 _AT_REST = ("done", "dead", "missed")
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A promise that does not hold, and how it came to that."""
-
-    what: str
-    trace: list[str] = field(default_factory=list)
 
 
 class Model:
@@ -54,11 +41,13 @@ class Model:
         self._upkeep = Upkeep(self.has)
 
     def has(self, rule: Rule) -> bool:
-        """Whether a rule is in force."""
         return rule not in self._left_out
 
+    @property
+    def actors(self) -> int:
+        return len(self.scenario.processes)
+
     def first(self) -> World:
-        """The world at the beginning."""
         scenario = self.scenario
         return World(
             log=scenario.log,
@@ -72,10 +61,9 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------------ the steps
 
-    def successors(self, world: World) -> Iterator[tuple[str, World]]:
-        """Every world that may follow, with what happened."""
+    def successors(self, world: World, asleep: Collection[int] = ()) -> Iterator[tuple[str, World]]:
         for number, process in enumerate(world.processes):
-            if process.at in _AT_REST:
+            if process.at in _AT_REST or number in asleep:
                 continue
             is_upkeep = process.role in ("consume", "compact")
             step = self._upkeep.step if is_upkeep else getattr(self, f"_{process.at}")
@@ -84,7 +72,7 @@ class Model:
                     yield f"{number} {process.role} {process.txn}: {what}", after
             if world.crashes:
                 yield f"{number} crashes", self._crashed(world, number, process)
-        for put in world.late:
+        for put in () if NETWORK in asleep else sorted(world.late, key=repr):
             yield f"late put lands: {put[:2]}", self._land(world, put)
         yield from self._upkeep.collect(world)
 
@@ -570,7 +558,6 @@ class Model:
     # ------------------------------------------------------------------------------------------------------- promises
 
     def broken(self, world: World) -> str | None:
-        """The promise that this world breaks, if it does."""
         manifest = world.manifest
         fresh = (rows for generation, _, rows in manifest.listed if generation > world.base.mark)
         visible = [*world.base.rows, *(row for rows in fresh for row in rows)]
@@ -640,40 +627,3 @@ def _leaving(world: World, number: int, process: Process) -> World:
     """The bulk of an owner is published: it goes on to close."""
     closing = process._replace(at="flush_memory", entry=None)
     return world._replace(acknowledged=world.acknowledged | {process.txn}).with_process(number, closing)
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """What was walked, and what was found; one that is not whole says nothing of the worlds that are far."""
-
-    worlds: int
-    broken: Broken | None = None
-    is_whole: bool = True
-
-
-def explore(scenario: Scenario, left_out: frozenset[Rule] = frozenset(), *, most: int = 1_000_000) -> Walk:
-    """Walk every world of a scenario, the near ones first, up to `most`; stop at the first broken promise."""
-    model = Model(scenario, left_out)
-    first = model.first()
-    came_from: dict[World, tuple[World, str] | None] = {first: None}
-    waiting = deque([first])
-    while waiting:
-        world = waiting.popleft()
-        what = model.broken(world)
-        if what is not None:
-            return Walk(len(came_from), Broken(what, _trace(came_from, world)))
-        for step, after in model.successors(world):
-            if after not in came_from:
-                came_from[after] = (world, step)
-                waiting.append(after)
-        if len(came_from) > most:
-            return Walk(len(came_from), is_whole=False)
-    return Walk(len(came_from))
-
-
-def _trace(came_from: dict[World, tuple[World, str] | None], world: World) -> list[str]:
-    steps = []
-    while (link := came_from[world]) is not None:
-        world, step = link
-        steps.append(step)
-    return steps[::-1]

@@ -1,13 +1,12 @@
 """The kinds of epoch, in every order of store calls that a small bound allows; and each rule left out, which must be found."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from tests.harness.profile import scaled
-from tests.model_check.shard_model import Walk, explore
+from tests.model_check.engine import Walk, explore
+from tests.model_check.shard_model import Model
 from tests.model_check.worlds import NOTHING, Entry, Manifest, Process, Rule, Scenario
 
 FLUSH = Process("flush", "")
@@ -178,7 +177,7 @@ FOUND_IN = {  # where each rule is missed, and what is broken first
 @pytest.mark.scaled
 @pytest.mark.parametrize("scenario", scaled(ci=WHOLE, prove=LARGE), ids=lambda scenario: scenario.name)
 def test_no_order_loses_doubles_or_invents_a_row(scenario: Scenario) -> None:
-    walk = explore(scenario, most=scaled(ci=100_000, prove=_NEAREST))
+    walk = explore(Model(scenario), most=scaled(ci=100_000, prove=_NEAREST))
     _refuse_broken(walk)
     assert walk.is_whole, f"only the nearest {walk.worlds} worlds were walked: make it smaller, or name it in BOUNDED"
 
@@ -187,7 +186,7 @@ def test_no_order_loses_doubles_or_invents_a_row(scenario: Scenario) -> None:
 @pytest.mark.parametrize("scenario", BOUNDED, ids=lambda scenario: scenario.name)
 def test_no_order_among_the_nearest_worlds_loses_doubles_or_invents_a_row(scenario: Scenario) -> None:
     """Not every order: the walk stops, and must say so."""
-    walk = explore(scenario, most=_NEAREST)
+    walk = explore(Model(scenario), most=_NEAREST)
     _refuse_broken(walk)
     assert not walk.is_whole, f"all {walk.worlds} worlds were walked: name it in LARGE"
 
@@ -197,15 +196,15 @@ def _refuse_broken(walk: Walk) -> None:
 
 
 def test_a_walk_that_stops_says_so() -> None:
-    whole = explore(TWO_WRITERS)
+    whole = explore(Model(TWO_WRITERS))
     assert whole.is_whole
-    assert explore(TWO_WRITERS, most=whole.worlds).is_whole
-    assert not explore(TWO_WRITERS, most=whole.worlds - 1).is_whole
+    assert explore(Model(TWO_WRITERS), most=whole.worlds).is_whole
+    assert not explore(Model(TWO_WRITERS), most=whole.worlds - 1).is_whole
 
 
 @pytest.mark.parametrize("rule", Rule)
 def test_a_rule_that_is_left_out_is_found(rule: Rule) -> None:
     scenario, what = FOUND_IN[rule]
-    walk = explore(scenario, frozenset({rule}), most=100_000)
+    walk = explore(Model(scenario, frozenset({rule})), most=100_000)
     assert walk.broken is not None, f"nothing was found in {walk.worlds} worlds"
     assert walk.broken.what == what, "\n".join(walk.broken.trace)

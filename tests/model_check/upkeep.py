@@ -5,13 +5,9 @@ A proposal of the collector never becomes wrong by what writers do (cursor and n
 the places of consumers, as the engine does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from tests.model_check.worlds import Base, Plan, Process, Rule, World, put_manifest
-
-__all__ = ["Upkeep"]
 
 _ROUNDS = 2  # of a compactor
 _Steps = Iterator[tuple[str, World]]
@@ -83,7 +79,6 @@ class Upkeep:
     # ----------------------------------------------------------------------------------------------------- a consumer
 
     def step(self, world: World, number: int, process: Process) -> _Steps:
-        """The next steps of a consumer or a compactor."""
         steps: dict[str, Callable[[World, int, Process], _Steps]] = {
             "stand": self._stand,
             "register": self._register,

@@ -10,21 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import NamedTuple
 
-__all__ = [
-    "NOTHING",
-    "Base",
-    "Entry",
-    "Manifest",
-    "Plan",
-    "Process",
-    "Rule",
-    "Scenario",
-    "View",
-    "World",
-    "put_entry",
-    "put_manifest",
-]
-
 NOTHING: frozenset[str] = frozenset()
 
 
@@ -154,8 +139,6 @@ class Process(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything that matters for what may happen next."""
-
     log: tuple[Entry | None, ...] = ()
     manifest: Manifest = Manifest()
     processes: tuple[Process, ...] = ()
@@ -171,22 +154,18 @@ class World(NamedTuple):
     collections: int = 0
 
     def at(self, position: int) -> Entry | None:
-        """The entry at a position."""
         return self.log[position - 1] if 0 < position <= len(self.log) else None
 
     @property
     def tip(self) -> int:
-        """The highest position that holds an entry."""
         return next((p for p in range(len(self.log), 0, -1) if self.log[p - 1] is not None), 0)
 
     def put(self, position: int, entry: Entry | None) -> World:
-        """The world with this at a position."""
         log = list(self.log) + [None] * (position - len(self.log))
         log[position - 1] = entry
         return self._replace(log=tuple(log))
 
     def with_process(self, number: int, process: Process) -> World:
-        """The world in which one process stands elsewhere."""
         return self._replace(processes=(*self.processes[:number], process, *self.processes[number + 1 :]))
 
 
