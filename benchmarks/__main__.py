@@ -18,8 +18,6 @@ from benchmarks.harness import base_directory
 from benchmarks.kept import RESULTS, Run, keep, new_run, table, version
 from benchmarks.store_costs import text_of_requests
 
-__all__ = ["main"]
-
 _MINUTES = {False: 23.0, True: 5.5}
 
 

@@ -1,4 +1,4 @@
-"""Tables as streams leave them: a cold get over 500 generations, what it opens, and the ingest of a large file.
+"""Tables as streams leave them: a cold get over 16 and 64 generations, what it opens, and the ingest of a large file.
 
 Cold is a process that knows nothing of the table (files may be in the page cache). The peer is given its snapshot,
 and so needs no manifest; its planner is made anew, as a new process would. Opened objects are counted by the system,
@@ -29,7 +29,7 @@ from benchmarks.harness import LANCEDB, LIMIT, Bench, Case, Sample, workplace
 from benchmarks.rivals import peer_snapshot
 from lance_memwal.process.cache import CACHE
 
-_GENERATIONS, _FEW_GENERATIONS = 500, 40
+_GENERATIONS = (16, 64)
 _ROWS = 100
 _KEYS = 8
 _INGEST_ROWS, _FEW_INGEST_ROWS = 1_000_000, 100_000
@@ -41,8 +41,10 @@ _IN_OPEN, _EVENT = 0x20, Struct("iIII")
 
 def cases() -> Iterator[Case]:
     """Cold gets, and the ingest."""
-    yield Case("cold get, 500 generations", _cold_get, _peer_cold_get, None, "ms", rounds=7)
-    yield Case("cold get, 500 generations, objects opened", _opened, None, None, "objects", rounds=3)
+    for count in _GENERATIONS:
+        name, ours, peer = f"cold get, {count} generations", partial(_cold_get, count), partial(_peer_cold_get, count)
+        yield Case(name, ours, peer, None, "ms", rounds=7)
+        yield Case(f"{name}, objects opened", partial(_opened, count), None, None, "objects", rounds=3)
     others = {LANCEDB: _lancedb_ingest, LIMIT: _plain_ingest}
     yield Case("ingest, 1M keyed rows of Parquet", _ingest, None, None, "ms", rounds=5, others=others)
 
@@ -56,10 +58,9 @@ def _rows(ids: np.ndarray[Any, Any]) -> pa.Table:
 
 
 @cache
-def _streamed(quick: bool) -> tuple[str, ShardSnapshot, int]:
-    """A table with many small generations, each with keys from everywhere; what the peer must know of it, and its largest key."""
-    count = _FEW_GENERATIONS if quick else _GENERATIONS
-    uri, keys = f"{workplace()}/streamed", np.random.default_rng(5).permutation(count * _ROWS)
+def _streamed(count: int) -> tuple[str, ShardSnapshot]:
+    """A table with so many small generations, each with keys from everywhere, and what the peer must know of it."""
+    uri, keys = f"{workplace()}/streamed-{count}", np.random.default_rng(5).permutation(count * _ROWS)
     lance.write_dataset(_rows(np.arange(10_000) + 10_000_000), uri)
     table = mw.enable(uri)
     with table.shard_writer(fsync=False) as writer:
@@ -68,12 +69,11 @@ def _streamed(quick: bool) -> tuple[str, ShardSnapshot, int]:
             writer.force_seal_active()
             writer.wait_for_flush_drain()
         manifest = writer.manifest()
-    return uri, peer_snapshot(manifest), count * _ROWS
+    return uri, peer_snapshot(manifest)
 
 
-def _keys(bench: Bench) -> list[int]:
-    last = _streamed(bench.quick)[2]
-    return [int(key) for key in np.random.default_rng(11).choice(last, _KEYS, replace=False)]
+def _keys(count: int) -> list[int]:
+    return [int(key) for key in np.random.default_rng(11).choice(count * _ROWS, _KEYS, replace=False)]
 
 
 def _each(call: Callable[[int], Any], keys: list[int]) -> Sample:
@@ -90,24 +90,24 @@ def _found_cold(uri: str, key: int) -> None:
     assert mw.open_table(uri).get(key) is not None
 
 
-def _cold_get(bench: Bench) -> Sample:
-    uri = _streamed(bench.quick)[0]
-    return _each(lambda key: _found_cold(uri, key), _keys(bench))
+def _cold_get(count: int, _: Bench) -> Sample:
+    uri = _streamed(count)[0]
+    return _each(lambda key: _found_cold(uri, key), _keys(count))
 
 
-def _peer_cold_get(bench: Bench) -> Sample:
-    uri, snapshot, _ = _streamed(bench.quick)
+def _peer_cold_get(count: int, _: Bench) -> Sample:
+    uri, snapshot = _streamed(count)
 
     def get(key: int) -> None:
         planner = LsmPointLookupPlanner(lance.dataset(uri), [snapshot])
         assert planner.plan_lookup(pa.array([key], pa.int64())).to_table().num_rows == 1
 
-    return _each(get, _keys(bench)[: _KEYS // 2])
+    return _each(get, _keys(count)[: _KEYS // 2])
 
 
-def _opened(bench: Bench) -> Sample:
-    uri = _streamed(bench.quick)[0]
-    counts = [len(_files_opened(Path(uri), partial(_found_cold, uri, key))) for key in _keys(bench)]
+def _opened(count: int, _: Bench) -> Sample:
+    uri = _streamed(count)[0]
+    counts = [len(_files_opened(Path(uri), partial(_found_cold, uri, key))) for key in _keys(count)]
     return Sample(float(np.median(counts)))
 
 

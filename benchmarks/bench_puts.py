@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from benchmarks import rivals
-from benchmarks.goals import ONE_THREAD
+from benchmarks.goals import MEMTABLE, ONE_THREAD
 from benchmarks.harness import APPEND, DEFAULTS, LANCEDB, LIMIT, MERGE, Bench, Case, Sample
 from benchmarks.rivals import Place, Put, Rival
 from lance_memwal.store.location import resolve
@@ -56,6 +56,8 @@ def cases() -> Iterator[Case]:
         _ROUNDS,
         others={LIMIT: _turn(rivals.limit_buffered, "narrow", 20)},
     )
+    for rows, threads in ((20, 1), (20, 8), (1_000, 1)):
+        yield _wal_only_case(rows, threads)
     for shards in _SHARDS:
         sides = [partial(_sharded, way, shards) for way in (_ours_sharded, _peer_sharded, _limit_sharded)]
         name = f"put: {_SHARDED_ROWS:,} narrow rows, {shards} shard{'' if shards == 1 else 's'}"
@@ -79,6 +81,14 @@ def _put_case(shape: str, rows: int, threads: int) -> Case:
     ours, peer = _turn(rivals.ours, shape, rows, threads), _turn(rivals.peer, shape, rows, threads)
     shown = shape == "narrow" or (rows == 20 and threads == 1)
     return Case(name, ours, peer, None, "puts/s", _ROUNDS, others=others, full_only=not shown)
+
+
+def _wal_only_case(rows: int, threads: int) -> Case:
+    """Ours without memtables, compared with ours as it is by default. pylance has no such mode in Python."""
+    name = f"{_called('narrow', rows)}, {threads} thread{'' if threads == 1 else 's'}, WAL-only"
+    sides = (partial(rivals.ours, enable_memtable=False), rivals.ours, rivals.limit)
+    ours, memtable, limit = (_turn(side, "narrow", rows, threads) for side in sides)
+    return Case(name, ours, None, None, "puts/s", _ROUNDS, others={MEMTABLE: memtable, LIMIT: limit})
 
 
 def _turn(rival: Rival, shape: str, rows: int, threads: int = 1) -> Any:

@@ -139,7 +139,9 @@ def _sample(call: Callable[[np.ndarray], object], queries: np.ndarray) -> Sample
 
 def _search_memtable(bench: Bench) -> Sample:
     writer, _ = _memtable(bench.quick)
-    return _sample(lambda q: writer.scan().project(["id"]).nearest("vector", q, 10).to_table(), _queries(50, 128))
+    return _sample(
+        lambda q: writer.memtable_scanner().project(["id"]).nearest("vector", q, 10).to_table(), _queries(50, 128)
+    )
 
 
 def _brute_force(bench: Bench) -> Sample:

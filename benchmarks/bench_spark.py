@@ -84,7 +84,7 @@ def _frame(bench: Bench) -> Any:
 def _load(bench: Bench) -> Sample:
     path, frame = f"{bench.directory}/t", _frame(bench)
     table_at(path, keyed=False)
-    return _timed(lambda: frame.write.format("memwal").mode("append").option("upkeep", "off").save(path))
+    return _timed(lambda: frame.write.format("memwal").mode("append").option("maintenance", "off").save(path))
 
 
 def _load_by_executors(bench: Bench) -> Sample:
@@ -92,7 +92,7 @@ def _load_by_executors(bench: Bench) -> Sample:
 
     path, frame = f"{bench.directory}/t", _frame(bench)
     table_at(path, keyed=False)
-    return _timed(lambda: ms.write_batch(frame, path, 1, app_id="bench", operation="append", upkeep="off"))
+    return _timed(lambda: ms.write_batch(frame, path, 1, app_id="bench", operation="append", maintenance="off"))
 
 
 def _parquet(bench: Bench) -> Sample:

@@ -1,9 +1,9 @@
 """Text search of a million base rows and 20,000 fresh ones, beside plain Lance's search of the same base rows alone.
 
-Half of the fresh rows replace base rows. Queries have one to three words, as common as they are in the rows. Ours also does what
-plain Lance need not: it finds fresh rows, leaves superseded ones out, and scores all by the statistics of the live rows. The
-second case is the first search of a process, caches empty, the third one after every put. In the fourth nothing is fresh: all
-rows are in the index, and LanceDB searches a copy of the same files.
+Half of the fresh rows replace base rows. Queries have one to three words, as common as they are in the rows. In addition to plain
+Lance's work, our search finds fresh rows and leaves superseded rows out. The second case is the first search of a process, with
+empty caches. The third case searches after each put. In the fourth case, no row is fresh: all rows are in the index, and
+LanceDB searches a copy of the same files.
 """
 
 from __future__ import annotations

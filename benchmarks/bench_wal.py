@@ -1,9 +1,12 @@
-"""What the log costs beside the raw work: encode a batch, create an object.
+"""What the log costs compared with the raw work: encode a batch and create an object; read an object and decode it.
 
 The raw side encodes the same rows as an Arrow IPC stream and creates one object per batch in the same kind of store,
 with nothing around it: no epoch, no footer, no protocol. The plain way opens a stream writer per object; the leanest
 way writes the schema message once and joins it with each batch's message, as the appender does too. All sides work
 without fsync: on tmpfs it would measure nothing, and on a disk it would hide everything else.
+
+`WalTailer.read_entry` is compared with the least work that gives the same rows: get each object and decode it as an Arrow
+IPC stream, without checksum, footer and checks.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from benchmarks.harness import Bench, Case, Sample, timed
-from lance_memwal import WalAppender
+from benchmarks import rivals
+from benchmarks.harness import LIMIT, Bench, Case, Sample, timed
+from lance_memwal import WalAppender, WalTailer
 from lance_memwal.store.location import resolve
 from lance_memwal.store.paths import wal_entry_path
 
@@ -29,7 +33,13 @@ def cases() -> list[Case]:
     return [
         Case("wal append, 20 rows, beside raw stream", append, raw, goal=1.5, unit="us", rounds=9),
         Case("wal append, 20 rows, beside raw message", append, raw_message, goal=1.5, unit="us", rounds=9),
+        *(_read_case(rows) for rows in (20, 1_000)),
     ]
+
+
+def _read_case(rows: int) -> Case:
+    limit = {LIMIT: partial(read_raw, rows)}
+    return Case(f"read_entry, {rows:,} rows", partial(read_entries, rows), None, None, "entries/s", others=limit)
 
 
 def batches(count: int) -> list[pa.RecordBatch]:
@@ -62,6 +72,49 @@ def raw_message(bench: Bench) -> Sample:
     """Encode as little as possible and create, by hand."""
     prefix = _schema(batches(1)[0]).serialize().to_pybytes()
     return _put_all(bench, lambda batch: b"".join((prefix, batch.serialize(), END_OF_STREAM)))
+
+
+def _read(bench: Bench, rows: int, reader_of: Callable[[WalTailer], Callable[[int], pa.Table | None]]) -> Sample:
+    """Entries per second that a reader decodes; the log has been written by a writer in WAL-only mode."""
+    count, place = bench.scale(1_000, 200), rivals.Place(f"{bench.directory}/table")
+    with rivals.ours(place, enable_memtable=False) as put:
+        for batch in rivals.batches("narrow", rows, count):
+            put(batch)
+    tailer = WalTailer(place.uri, rivals.SHARD)
+    end = tailer.next_position()
+    read, found = reader_of(tailer), 0
+
+    def call(position: int) -> None:
+        nonlocal found
+        table = read(position)
+        found += 0 if table is None else table.num_rows
+
+    seconds = timed(partial(call, position) for position in range(1, end))
+    assert found == rows * count
+    return Sample((end - 1) / sum(seconds), seconds)
+
+
+def read_entries(rows: int, bench: Bench) -> Sample:
+    """Through `WalTailer.read_entry`."""
+
+    def reader_of(tailer: WalTailer) -> Callable[[int], pa.Table | None]:
+        def read(position: int) -> pa.Table | None:
+            entry = tailer.read_entry(position)
+            return None if entry is None or not entry.batches else pa.Table.from_batches(entry.batches)
+
+        return read
+
+    return _read(bench, rows, reader_of)
+
+
+def read_raw(rows: int, bench: Bench) -> Sample:
+    """Get and decode, by hand."""
+
+    def reader_of(tailer: WalTailer) -> Callable[[int], pa.Table | None]:
+        store = tailer.location.store_once
+        return lambda position: ipc.open_stream(store.get(wal_entry_path(rivals.SHARD, position))).read_all()
+
+    return _read(bench, rows, reader_of)
 
 
 def _put_all(bench: Bench, encode: Callable[[pa.RecordBatch], bytes]) -> Sample:

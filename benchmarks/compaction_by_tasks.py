@@ -37,7 +37,7 @@ def in_line(arguments: Sequence[str], work: Callable[[str], str]) -> list[str]:
 def by_tasks(uri: str) -> None:
     """Both stages and the commit."""
     location = resolve(uri)
-    job = Job(uri, "0a" * 16, _MEMORY_BYTES, fsync=False)
+    job = Job(uri, _MEMORY_BYTES, fsync=False)
     distributed_compactor(job, in_line, location, lambda: BaseTable.need(location)).run()
 
 

@@ -31,9 +31,7 @@ import lance_memwal as mw
 from benchmarks.object_store import running_service
 from lance_memwal.compact.policy import CHECKS_PER_BASE_LOOK, Background
 from lance_memwal.store.location import Location
-from lance_memwal.store.prices import price_of
-
-__all__ = ["KINDS", "PAGE", "Cost", "count_cheap", "main", "measure", "page_with"]
+from lance_memwal.store.metering import price_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cost.md"
 SHARDS = (1, 10, 100)

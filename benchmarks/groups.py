@@ -28,9 +28,7 @@ from benchmarks.harness import Case, measure
 from benchmarks.kept import as_record
 from benchmarks.store_costs import Requests
 
-__all__ = ["group_names", "measured", "work_of"]
-
-_LAST = frozenset({"feed", "flush", "spark", "spark_reads", "wal"})
+_LAST = frozenset({"feed", "flush", "spark", "spark_reads"})
 
 Work = Case | Growth | Requests
 Told = tuple[str, dict[str, Any]]

@@ -16,8 +16,6 @@ from typing import Any
 
 from benchmarks.harness import Bench, percentile, workspace
 
-__all__ = ["Growth", "Measured", "factor_of", "once", "repeated", "text_of_curves"]
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -15,8 +15,6 @@ from benchmarks.growth import factor_of
 from benchmarks.kept import figure
 from benchmarks.svg import END, opening
 
-__all__ = ["growth_drawing"]
-
 _LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 320, 110, 34, 84, 900
 _NAMES = _LEFT - 40  # where they end
 _HEIGHT = 50  # of a panel, without the room for its figures

@@ -33,26 +33,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-__all__ = [
-    "APPEND",
-    "DEFAULTS",
-    "LANCEDB",
-    "LIMIT",
-    "MERGE",
-    "Bench",
-    "Case",
-    "Result",
-    "Sample",
-    "Side",
-    "base_directory",
-    "is_cost",
-    "measure",
-    "percentile",
-    "timed",
-    "workplace",
-    "workspace",
-]
-
 LIMIT = "limit"
 DEFAULTS = "peer, defaults"
 APPEND = "Lance append"

@@ -19,22 +19,6 @@ from typing import Any
 
 from benchmarks.harness import Result, Side, base_directory, is_cost, percentile
 
-__all__ = [
-    "RESULTS",
-    "Run",
-    "as_record",
-    "best_of",
-    "environment",
-    "figure",
-    "keep",
-    "kept_runs",
-    "new_run",
-    "ratios_of",
-    "sides_of",
-    "table",
-    "version",
-]
-
 RESULTS = Path(__file__).resolve().parent / "results"
 LISTS = ("results", "curves", "requests", "failed", "left_out")
 _PERCENTS = (50, 99)

@@ -19,8 +19,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 from urllib.request import Request, urlopen
 
-__all__ = ["Service", "running_service"]
-
 _BUCKET = "bucket"
 _DEADLINE_SECONDS = 60
 

@@ -27,8 +27,6 @@ from benchmarks.harness import LIMIT, is_cost
 from benchmarks.kept import RESULTS, best_of, figure, kept_runs, ratios_of
 from benchmarks.svg import END, opening
 
-__all__ = ["Bar", "bars_of", "drawing", "history", "main", "rendered", "table"]
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs" / "pictures"

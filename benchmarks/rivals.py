@@ -30,31 +30,6 @@ from benchmarks.harness import Sample
 from lance_memwal.store.location import resolve
 from lance_memwal.store.paths import wal_entry_path
 
-__all__ = [
-    "Place",
-    "Put",
-    "Rival",
-    "SHAPES",
-    "SHARD",
-    "append",
-    "batches",
-    "entry_encoder",
-    "peer_snapshot",
-    "lancedb_add",
-    "limit",
-    "limit_buffered",
-    "limit_synced",
-    "merge",
-    "new_table",
-    "ours",
-    "ours_synced",
-    "peer",
-    "peer_defaults",
-    "plain_table",
-    "putting",
-    "schema_of",
-]
-
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 SHAPES = ("narrow", "text", "128-dimension", "1,024-dimension")
 _KEY = {"lance-schema:unenforced-primary-key": "true"}

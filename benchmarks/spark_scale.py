@@ -54,7 +54,7 @@ class Meter:
 
 def micro_batch(number: int, rows: int, tasks: int) -> None:
     """One trigger of a stream: tasks that route rows, and the commit."""
-    source = MemWalSource({"path": _URI, "flushBytes": "0"})
+    source = MemWalSource({"path": _URI, "maintenance": "off"})
     writer = source.streamWriter(_FRAME, False)
     ids = range(number * rows, (number + 1) * rows)
     share = -(-rows // tasks)

@@ -13,8 +13,6 @@ from typing import Any
 from benchmarks.cost_model import KINDS, Cost, measure
 from benchmarks.object_store import running_service
 
-__all__ = ["Requests", "text_of_requests"]
-
 
 @dataclass(frozen=True, slots=True)
 class Requests:

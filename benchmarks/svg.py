@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from html import escape
 
-__all__ = ["END", "opening"]
-
 END = "</svg>"
 _STYLE = """<style>
 .mw-bg{fill:var(--md-default-bg-color,#fff)}

@@ -6,8 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["SCHEMA", "Texts"]
-
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("t", pa.string())])
 _CONSONANTS, _VOWELS = np.array(list("bcdfghklmnprstvz")), np.array(list("aeiou"))
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from tests.harness.profile import profile
 from tests.kit.writers import SECONDS, memwal_threads
 
-pytest_plugins = ["services.azure", "services.s3"]
+pytest_plugins = ["services.azure", "services.proxy", "services.s3"]
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("prove", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

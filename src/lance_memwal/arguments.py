@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "check_column",
     "check_flag",
     "check_instance",
+    "check_items",
     "check_names",
     "check_number",
     "check_seconds",
@@ -109,13 +110,17 @@ def check_text(name: str, value: object) -> str:
 
 def check_names(name: str, values: object) -> tuple[str, ...]:
     """The texts of a list or another collection; one text alone is not a list of them."""
-    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
-        raise InvalidInputError(f"{name} must be a list of texts, not {described(values)}")
+    return tuple(check_text(f"an item of {name}", item) for item in check_items(name, values, "texts"))
+
+
+def check_items(name: str, values: object, what: str) -> Iterator[Any]:
+    """Return the items of a list or another collection; `what` names them. A single text is not a list."""
     try:
-        items = iter(values)
-    except TypeError:  # it says that it can be gone through, and cannot
-        raise InvalidInputError(f"{name} must be a list of texts, not {described(values)}") from None
-    return tuple(check_text(f"an item of {name}", item) for item in items)
+        if not isinstance(values, (str, bytes, bytearray, memoryview)) and isinstance(values, Iterable):
+            return iter(values)
+    except TypeError:  # an iterable that cannot be iterated, as an array without dimensions
+        pass
+    raise InvalidInputError(f"{name} must be a list of {what}, not {described(values)}")
 
 
 def check_callable(name: str, value: object) -> None:

@@ -19,9 +19,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 __all__ = [
+    "POLL",
+    "RETRY",
     "SYSTEM_CLOCK",
     "BackOff",
     "Clock",
@@ -193,6 +195,10 @@ class BackOff:
     def wait(self, clock: Clock, attempt: int) -> None:
         """Wait after lost attempt number `attempt` (from 0)."""
         clock.sleep(self.seconds(attempt, clock.random()))
+
+
+RETRY: Final = BackOff(0.005, 0.25)  # after a lost race: the next attempt may win
+POLL: Final = BackOff(0.1, 1.0, jitter=0.0)  # while another process or a service needs time
 
 
 def thread_pool(workers: int, name: str) -> ThreadPoolExecutor:

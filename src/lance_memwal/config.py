@@ -9,6 +9,7 @@ Owns `WriterConfig`. Invariants:
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -47,7 +48,7 @@ class WriterConfig:
     A durable put waits `commit_linger_ms` for puts of other threads that share its entry: fewer requests, later answers.
     """
 
-    shard_id: str | None = None
+    shard_id: str | uuid.UUID | None = None
     shard_spec_id: int = 0
     durable_write: bool = True
     sync_indexed_write: bool = True
@@ -83,7 +84,7 @@ class WriterConfig:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), least=1)
         if self.shard_id is not None:
-            check_shard_id(self.shard_id)
+            object.__setattr__(self, "shard_id", check_shard_id(self.shard_id))
 
     def replace(self, **changes: Any) -> WriterConfig:
         """A copy with `changes`; an unknown name is an `InvalidInputError`."""
@@ -97,10 +98,16 @@ class WriterConfig:
         return {name: _to_text(getattr(self, name)) for name in sorted(_FIELDS - _NEVER_STORED)}
 
     @classmethod
-    def from_defaults(cls, stored: Mapping[str, str]) -> WriterConfig:
-        """The config that a table's stored map describes; unknown keys are somebody else's and are ignored."""
+    def from_defaults(cls, stored: Mapping[str, Any]) -> WriterConfig:
+        """Read the settings of a map that a table stores, or that becomes its `writer_defaults`.
+
+        Values are text, as `to_defaults` writes it, or of the setting's own type. Unknown keys are ignored: a user, or
+        another implementation, keeps them there.
+        """
         known: dict[str, Any] = {
-            name: _from_text(name, text) for name, text in stored.items() if name in _FIELDS - _NEVER_STORED
+            name: _from_text(name, value) if isinstance(value, str) else value
+            for name, value in stored.items()
+            if name in _FIELDS - _NEVER_STORED
         }
         return cls(**known)
 

@@ -16,6 +16,7 @@ Owns the commit of the index entry. Invariants:
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,7 +53,11 @@ from lance_memwal.log.table_ids import new_table_id
 from lance_memwal.log.tail import unflushed
 from lance_memwal.memtable.memtable import aligned
 from lance_memwal.rows.blobs import FileVersion, version_of_new_files
+from lance_memwal.rows.column_types import check_columns
+from lance_memwal.rows.dictionaries import with_wide_indices
+from lance_memwal.rows.fit import changed_columns
 from lance_memwal.rows.ingest import to_batches
+from lance_memwal.rows.json_values import holds_json, spelled
 from lance_memwal.rows.key_encoding import is_key_type_of_others, primary_key_columns
 from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.merging import MERGE_KEY, Merge, check_merge, encode_merge
@@ -60,8 +65,9 @@ from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
 from lance_memwal.sstable.maintained import check_choice_of_indexes, named_indexes, names_of_all
 from lance_memwal.sstable.mirrors import check_maintained
-from lance_memwal.sstable.probe import check_columns, check_table, temporary_directory
+from lance_memwal.store.check import check_creates
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.sequenced import FEW_TRIES, attempts
 from lance_memwal.types import ShardManifest
 
 __all__ = [
@@ -77,7 +83,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
-_MAX_TRIES = 8
+_OWN_PREFIX = "memwal."  # the id and the merge of a table, which its defaults hold too: never copied to another table
 LEFTOVERS = (
     "call lance_memwal.enable(adopt_shards=True) if they belong to the table as it is now, or remove its _mem_wal "
     "directory"
@@ -115,8 +121,10 @@ def write_base(
     if key:
         check_unique_keys(rows.to_batches, key)
     choices.check(rows.schema, primary_key_columns(rows.schema), ())
-    check_columns(rows.schema, storage_version=version_of_new_files(rows.schema))
+    check_columns(rows.schema, version_of_new_files(rows.schema))
+    rows = _with_spelled_json(rows)
     _refuse_leftovers_here(location)
+    check_creates(location)
     try:
         with lance_errors("creating the base table"):
             _commit_first(location, rows)
@@ -164,7 +172,13 @@ def _commit_empty(location: Location, rows: pa.Table, version: FileVersion) -> N
     A commit of Lance takes the version from its fragments, of which there are none: the same table is made elsewhere, and its
     objects are created here, the manifest last.
     """
-    with temporary_directory("the first version of the table") as root:
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="memwal-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"no temporary directory for the first version of the table (see TMPDIR): {error}"
+        ) from None
+    with directory as root:
         lance.write_dataset(rows, root, data_storage_version=version, enable_v2_manifest_paths=True)
         elsewhere = resolve(root).store
         for path in (*(f"_transactions/{name}" for name in elsewhere.list_names("_transactions")), version_path(1)):
@@ -176,16 +190,28 @@ def _commit_empty(location: Location, rows: pa.Table, version: FileVersion) -> N
 
 def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) -> pa.Table:
     if isinstance(data_or_schema, pa.Schema):
-        return no_rows(keyed_schema(data_or_schema, primary_key))
+        return no_rows(keyed_schema(_wide(data_or_schema), primary_key))
     batches = to_batches(data_or_schema, pa.schema([]))
     columns = batches[0].schema if batches else getattr(data_or_schema, "schema", None)
     if not isinstance(columns, pa.Schema):
         raise InvalidInputError("data without batches has no columns; give a schema")
-    schema = keyed_schema(columns, primary_key)
+    schema = keyed_schema(_wide(columns), primary_key)
     try:
         return pa.Table.from_batches(list(map(aligned, batches)), schema=columns).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInputError(f"the data does not fit the primary key: {error}") from None
+
+
+def _with_spelled_json(rows: pa.Table) -> pa.Table:
+    json_columns = [index for index, field in enumerate(rows.schema) if holds_json(field.type)]
+    if not json_columns:
+        return rows
+    batches = [changed_columns(batch, json_columns, spelled) for batch in rows.to_batches()]
+    return pa.Table.from_batches(batches, schema=rows.schema)
+
+
+def _wide(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(map(with_wide_indices, schema), metadata=schema.metadata)
 
 
 def check_existing(
@@ -195,7 +221,7 @@ def check_existing(
     if merge is not None and base.details is not None and base.merge != merge:
         raise InvalidInputError(f"the table at {base.location.describe()} merges its rows in another way: {base.merge}")
     if isinstance(data_or_schema, pa.Schema):
-        asked = [(field.name, field.type) for field in data_or_schema]
+        asked = [(field.name, field.type) for field in _wide(data_or_schema)]
         found = [(field.name, field.type) for field in base.schema]
         if asked != found:
             raise InvalidInputError(
@@ -233,12 +259,12 @@ def _defaults(given: WriterConfig | Mapping[str, Any] | None) -> dict[str, str]:
     if isinstance(given, WriterConfig):
         return given.to_defaults()
     check_instance("writer_defaults", given, Mapping, "a WriterConfig or a dict")
-    names, given = set(WriterConfig().to_defaults()), {check_text("a writer default", k): v for k, v in given.items()}
+    texts = {check_text("a writer default", name): check_text(name, str(value)) for name, value in given.items()}
     for name in ("shard_id", "shard_spec_id"):
-        if name in given:
+        if name in texts:
             raise InvalidInputError(f"{name} belongs to one writer and is never a table default")
-    known = WriterConfig().replace(**{k: v for k, v in given.items() if k in names}).to_defaults()
-    return {**known, **{k: str(v) for k, v in given.items() if k not in names}}
+    users = {name: text for name, text in texts.items() if not name.startswith(_OWN_PREFIX)}
+    return {**users, **WriterConfig.from_defaults(given).to_defaults()}
 
 
 def enable_base(base: BaseTable, primary_key: str | Sequence[str] | None, choices: Choices) -> BaseTable:
@@ -253,6 +279,7 @@ def enable_base(base: BaseTable, primary_key: str | Sequence[str] | None, choice
             f"the primary key of {base.location.describe()} is ({', '.join(base.primary_key)}); Lance never changes it"
         )
     choices.check(keyed_schema(base.schema, key or None), key, [entry.name for entry in base.index_entries])
+    check_creates(base.location)
     if not key:
         return install(base, choices)
     check_rows(base, key)
@@ -290,9 +317,10 @@ def _take_back(base: BaseTable) -> None:
 def install(base: BaseTable, choices: Choices) -> BaseTable:
     """The table with a MemWAL index as chosen. `ConflictError` if somebody else's came first, or the columns changed."""
     _refuse_enabled(base)
-    check_table(base)
+    base.check_columns()
+    base.check_compactable()
     _note_own_keys(base)
-    for _ in range(_MAX_TRIES):
+    for _ in attempts(f"the base table at {base.location.describe()}"):
         details = make_details(base, choices)
         entry_id = SYSTEM_CLOCK.uuid4()
         settings = {**details.writer_config_defaults, TABLE_ID_KEY: new_table_id(base.location)}
@@ -303,7 +331,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
         if newest.details is not None:
             raise ConflictError(f"another call enabled the table at {base.location.describe()} meanwhile; open it")
         base = newest
-    raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be enabled; retry")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _note_own_keys(base: BaseTable) -> None:
@@ -346,7 +374,7 @@ def _without_fragments(base: BaseTable) -> BaseTable:
     reason: MemWalError | None = None
     if not base.manifest.has_stable_row_ids:
         return base
-    for _ in range(_MAX_TRIES):
+    for _ in range(FEW_TRIES):
         try:
             return record(base, counted(base, {}))
         except MemWalError as error:

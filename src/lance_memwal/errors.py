@@ -26,7 +26,6 @@ __all__ = [
     "MissingLibraryError",
     "ObjectExistsError",
     "ObjectNotFoundError",
-    "ReplayMismatchError",
     "SearchIncompleteWarning",
     "TableReplacedError",
     "UnavailableError",
@@ -68,16 +67,14 @@ def is_failure(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line that an error says, without the place in the sources of Lance."""
-    return _SOURCE_PLACE.sub("", (str(error).splitlines() or [type(error).__name__])[0])
+    """Return the first line of an error, or of its cause, without Lance's source position and with NULs as `\\0`."""
+    text = str(error).rpartition("\ncaused by\n")[2]
+    line = (text.splitlines() or [type(error).__name__])[0].replace("\0", "\\0")
+    return _SOURCE_PLACE.sub("", line)
 
 
 class InvalidInputError(MemWalError, ValueError):
     """Fix the call: schema, configuration, key, filter or accessor does not fit."""
-
-
-class ReplayMismatchError(InvalidInputError):
-    """A repeated transaction has other rows than the first: nothing was written. The text says what to do."""
 
 
 class FencedError(MemWalError):
@@ -98,7 +95,12 @@ class FencedError(MemWalError):
 
 
 class WriterPoisonedError(MemWalError):
-    """The log could not be written: reopen the shard. `__cause__` is the first failure."""
+    """The log could not be written, or a commit was interrupted: reopen the shard. `__cause__` is the first failure.
+
+    `ambiguous` says whether the rows of this call may be in the table.
+    """
+
+    ambiguous: bool = False
 
 
 class ConflictError(MemWalError):
@@ -139,6 +141,20 @@ class CorruptDataError(_PlacedError):
 
 class UnsupportedFormatError(_PlacedError):
     """Whole, but not understood by this version: upgrade memwal. `path` and `position` say where."""
+
+
+class UndecidedColumnsError(UnsupportedFormatError):
+    """Rows would lose values: no kept base version shows which column these are of. Run `Table.repair(reused_ids=...)`.
+
+    `shard_id` and `generation` name the SSTable, if the rows are in one.
+    """
+
+    def __init__(
+        self, message: str, *, position: int | None = None, shard_id: str | None = None, generation: int = 0
+    ) -> None:
+        super().__init__(message, position=position)
+        self.shard_id = shard_id
+        self.generation = generation
 
 
 class CollectedError(MemWalError, LookupError):

@@ -4,8 +4,8 @@ Owns `ShardWriter`: what a user calls. Each verb is one call into `write`, or in
 
 1. A writer that is dropped without close flushes nothing, and its background work ends.
 2. A writer in a forked child is closed.
-3. A call in a signal handler, on top of another call of the same thread, waits for nothing that the call below holds: a
-   close is done later, anything else is refused, and then it did nothing (`ambiguous` says where that is not known).
+3. A call in a signal handler, on top of a commit of the same thread, is refused and did nothing (`ambiguous` says where that
+   is not known). A close returns at once there, and is done in the background.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from lance_memwal.errors import FencedError, InvalidInputError, MemWalError, Una
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.transactions import is_own
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
 from lance_memwal.process.async_calls import AsyncCalls
@@ -33,11 +35,12 @@ from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.lazy import lazy
 from lance_memwal.process.telemetry import spanned
-from lance_memwal.process.waiting import is_on_top, on_top_error
-from lance_memwal.read.blobs import BlobFile
+from lance_memwal.process.waiting import is_on_top
+from lance_memwal.read.lookup import LookupKeys, Undecided
 from lance_memwal.read.memory_scan import MemTableScanner
+from lance_memwal.read.readable import Readable
 from lance_memwal.read.reader import Reader
-from lance_memwal.read.scan import Scan
+from lance_memwal.read.scan import Read
 from lance_memwal.read.shard_alone import ShardAlone
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike
@@ -45,7 +48,6 @@ from lance_memwal.rows.fit import Missing, keeps_missing
 from lance_memwal.rows.ingest import with_rows
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import EntryTransaction, SeenTransaction, ShardManifest, Transaction
@@ -64,7 +66,7 @@ __all__ = ["ShardWriter"]
 _LOG = logging.getLogger(__name__)
 
 
-class ShardWriter:
+class ShardWriter(Readable):
     """Writes one shard: durable puts and deletes, visible at once, flushed to SSTables in the background."""
 
     def __init__(
@@ -110,7 +112,7 @@ class ShardWriter:
         settings = writer_config(base, config, overrides, indexes)
         if base is not None:
             settings = with_shard(settings, base.sharding)
-            check_table(base)
+            base.check_columns()
             base = for_writing(base, clock)
         return cls(
             target_of(location, base, schema, fsync=settings.fsync, indexes=indexes, clock=clock), settings, clock
@@ -128,13 +130,16 @@ class ShardWriter:
     ) -> ShardWriter:
         """Own a shard of `base`, or take a parked one up again; `routed`: the caller sends only rows that belong to it."""
         settings = with_shard(settings, base.sharding)
-        check_table(base)
+        base.check_columns()
         target = target_of(base.location, for_writing(base), None, fsync=settings.fsync, routed=routed, watch=watch)
         return cls(target, settings, SYSTEM_CLOCK, parked=parked)
 
     # -------------------------------------------------------------------------------------------------------- writing
 
-    @spanned("memwal.shard.put")
+    def _about_put(self, *_: object, result: WriteResult | None, **_options: object) -> dict[str, str | int]:
+        return self._shard.span_attributes(None if result is None else result.written)
+
+    @spanned("memwal.shard.put", about=_about_put)
     def put(
         self,
         data: Any,
@@ -235,7 +240,7 @@ class ShardWriter:
         sharding = None if target.watch is None else target.watch.look().sharding
         beside = [] if sharding is None or sharding.column is None else [sharding.column]
         names = list(dict.fromkeys([*key, *beside]))
-        found = self.lsm_scan(names, where).to_table()
+        found = self.scan(names, where).to_table()
         if not beside or sharding is None:
             return found
         routed = [sharding.route(batch, target.schema.columns) for batch in found.to_batches()]
@@ -348,9 +353,8 @@ class ShardWriter:
 
     def force_seal_active(self) -> None:
         """Freeze the active memtable (no-op if it is empty); `FencedError` if another writer owns the shard."""
-        if is_on_top():
-            raise on_top_error("force_seal_active")
         self._shard.tables.need()
+        self._shard.commits.refuse_on_top()
         with self._shard.health.lock:
             self._shard.health.refuse_writes()
         self.check_fenced()
@@ -360,10 +364,16 @@ class ShardWriter:
         """Freeze the active memtable, so that it is flushed in the background; asks no store, and raises nothing."""
         self._shard.seal()
 
+    def _about_drain(self, *_: object, **_options: object) -> dict[str, str | int]:
+        return life.about_unflushed(self._shard)
+
+    @spanned("memwal.drain", about=_about_drain)
     def wait_for_flush_drain(self, timeout: float | None = None) -> None:
-        """Return when every frozen memtable is an SSTable; raise why one is not, or `UnavailableError` on time-out."""
-        if is_on_top():
-            raise on_top_error("wait_for_flush_drain")
+        """Wait until every frozen memtable is an SSTable; `UnavailableError` after `timeout` seconds.
+
+        While a flush keeps failing, this waits for its next attempt and raises the error of that attempt.
+        """
+        self._shard.commits.refuse_on_top()
         tables, health, timeout = self._shard.tables.need(), self._shard.health, check_timeout(timeout)
         health.refuse()
         if not health.wait_until(lambda: not tables.frozen, timeout):
@@ -381,11 +391,11 @@ class ShardWriter:
     def close(self) -> None:
         """Flush the log and all memtables, end the background work, and raise the first failure. Idempotent.
 
-        In a signal handler that interrupted another call of the same thread it returns at once: no more writes are
-        accepted, and the closing is done as soon as that call ends, and before the program does.
+        In a signal handler on top of another call of the same thread it returns at once: no more writes are accepted, and
+        the writer is closed in the background after that call, at the latest when the program ends.
         """
         if is_on_top():
-            self._shard.health.promise_to_close(self._close_quietly, at_once=False)
+            self._shard.health.request_close(self._close_quietly, at_once=False)
         else:
             life.close(self._shard, self._stop)
 
@@ -399,7 +409,7 @@ class ShardWriter:
     def abort(self) -> None:
         """Stop without flushing; what is in the log is replayed by the next open. Idempotent."""
         if is_on_top():
-            self._shard.health.promise_to_close(self._stop, at_once=True)
+            self._shard.health.request_close(self._stop, at_once=True)
         else:
             self._stop()
 
@@ -418,9 +428,8 @@ class ShardWriter:
         self._async.end()
 
     def leave(self, deadline: float) -> None:
-        """Keep all other threads out, since the program ends; what a signal handler closed is closed when this returns."""
-        self._shard.health.wait_closed(deadline)
-        self._shard.gate.shut_for_good(deadline)
+        """Keep all other threads out, since the program ends; a close that a signal handler requested is done first."""
+        self._shard.health.end_program(deadline)
 
     def orphan(self) -> None:
         """Become closed in a forked child, where this writer's threads and locks do not exist."""
@@ -442,65 +451,31 @@ class ShardWriter:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    def scan(self) -> MemTableScanner:
-        """A scan of the memtables alone, active and frozen; flushed rows are not in it (see `lsm_scan`)."""
+    def memtable_scanner(self) -> MemTableScanner:
+        """A scan of the memtables alone, active and frozen; `scan` reads flushed rows too."""
         target = self._shard.columns.target
         return MemTableScanner(Tiers.of_memory(target.location, target.schema, self.in_memory_memtable_refs()))
 
-    def lsm_scan(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike | None = None,  # noqa: A002
-        limit: int | None = None,
-        offset: int | None = None,
-        *,
-        order_by: Sequence[str] | None = None,
-        with_row_address: bool = False,
-        with_generation: bool = False,
-        with_row_id: bool = False,
-    ) -> Scan:
-        """All live rows of this shard and the base table: base, SSTables, frozen and active memtables."""
-        return self._reader.scan(
-            columns,
-            filter,
-            limit,
-            offset,
-            order_by=order_by,
-            with_row_address=with_row_address,
-            with_generation=with_generation,
-            with_row_id=with_row_id,
-            shards=[self.shard_id],
-            in_memory=self.in_memory_memtable_refs(),
-        )
+    def _capture(self, read: Read, keys: LookupKeys | None = None) -> Tiers:
+        """The tiers of this shard and the base table."""
+        if read.shards is not None and self.shard_id not in read.shards:
+            raise InvalidInputError(
+                f"a shard writer reads its own shard, {self.shard_id}; read other shards of the table"
+            )
+        memory = read.in_memory if read.in_memory is not None else self.in_memory_memtable_refs()
+        return self._reader.capture(replace(read, shards=(self.shard_id,), in_memory=memory), keys)
 
-    def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The live row of one key in this shard or the base table, or None."""
+    def _find_in_memory(self, keys: LookupKeys, columns: Sequence[str] | None) -> dict[str, Any] | Undecided | None:
         self._shard.tables.need()
         self._shard.health.refuse()
-        return self._reader.get(key, columns, writer=self)
-
-    def get_blob(self, key: Any, column: str) -> BlobFile | None:
-        """`Table.get_blob`, of this shard and the base table."""
-        self._shard.tables.need()
-        self._shard.health.refuse()
-        return self._table_reader.get_blob(key, column, writer=self)
-
-    def lookup(self, keys: Any, columns: Sequence[str] | None = None, *, with_tombstones: bool = False) -> pa.Table:
-        """The live rows of many keys in this shard or the base table, in no order; see `Table.lookup`."""
-        return self._reader.lookup(
-            keys,
-            columns,
-            with_tombstones=with_tombstones,
-            shards=[self.shard_id],
-            in_memory=self.in_memory_memtable_refs(),
-        )
+        return self._reader.find_in_memory(keys, columns, self)
 
     @property
     def _reader(self) -> Reader | ShardAlone:
         """Reads of this shard, with the base table if there is one by now."""
         target = self._shard.columns.target
         if target.watch is None and not BaseTable.is_there(target.location):
-            return ShardAlone(target.location, target.schema, self._shard.manifests)
+            return ShardAlone(target.location, self.shard_id, target.schema, self._shard.manifests)
         return self._table_reader
 
     @lazy
@@ -591,8 +566,8 @@ class ShardWriter:
         return self._shard.health.is_open and not self._shard.health.has_failed
 
     def transactions(self) -> dict[str, SeenTransaction]:
-        """The newest version per application that is on storage."""
-        return self._shard.commits.transactions()
+        """The newest version per application that is on storage; ids of lance-memwal itself are left out."""
+        return {app: seen for app, seen in self._shard.commits.transactions().items() if not is_own(app)}
 
     def stats(self) -> WriteStats:
         """What this writer did since it was opened, or since a reset: puts, entries, flushes, latencies."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,19 +35,20 @@ from lance_memwal.memtable import live
 from lance_memwal.process.async_calls import AsyncCalls
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.telemetry import spanned
-from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
-from lance_memwal.read.blobs import BlobFile
+from lance_memwal.process.waiting import is_on_top, refuse_on_top
+from lance_memwal.read.lookup import LookupKeys, Undecided
+from lance_memwal.read.readable import Readable
 from lance_memwal.read.reader import Reader
-from lance_memwal.read.scan import Scan
-from lance_memwal.read.search import SearchRequest
+from lance_memwal.read.scan import Pickled, Read
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
+from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.serve.shared_shard import SharedShard
 from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.sstable.probe import check_table
-from lance_memwal.types import Transaction
+from lance_memwal.types import Transaction, check_shard_id
 from lance_memwal.write.changes import Settings, sequence_of
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
@@ -100,7 +102,12 @@ class TableAck(Ack):
             ack.wait(None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
 
 
-class TableWriter:
+def _about_put(*_: object, result: RoutedResult | None, **_options: object) -> dict[str, str | int]:
+    """What a span says of a put into a table; spans of its shards say more."""
+    return {} if result is None else {"shards": len(result), "rows": sum(done.written for done in result.values())}
+
+
+class TableWriter(Readable):
     """Writes a table: routes rows over its shards. Threads may share it."""
 
     def __init__(
@@ -140,7 +147,7 @@ class TableWriter:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    @spanned("memwal.put")
+    @spanned("memwal.put", about=_about_put)
     def put(
         self,
         data: Any,
@@ -331,7 +338,7 @@ class TableWriter:
 
     def _shard_of(self, key: Any, *rows: Any) -> str:
         """The shard of one key; what is not part of the key is taken from `rows`."""
-        column, named = self._sharding.column, key_batch([key], self._schema)
+        column, named = self._sharding.column, one_key(key, self._schema)
         if column is None:
             return self._shards.default()
         if column in self._schema.primary_key:
@@ -391,17 +398,16 @@ class TableWriter:
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""
-        if is_on_top():
-            raise on_top_error("evolve_schema")
+        refuse_on_top(self._lock, "evolve_schema")
         base = self._watch.look()
-        check_table(base)
+        base.check_columns()
         with self._lock:
             self._shards.evolve()
             self._take_columns(base)
 
     def follow_columns(self) -> bool:
         """`evolve_schema`, if the base table has other columns than this writer knows; returns whether it has."""
-        if self._watch.look().columns == self._schema:
+        if self._watch.look().columns.is_like(self._schema):
             return False
         self.evolve_schema()
         return True
@@ -423,8 +429,8 @@ class TableWriter:
     def close(self) -> None:
         """Close all shard writers; raises the first failure after all were tried. Idempotent.
 
-        In a signal handler that interrupted another call of the same thread it returns at once, and the shards are
-        closed as soon as that call ends, and before the program does; see `ShardWriter.close`.
+        In a signal handler on top of another call of the same thread it returns at once, and the shards are closed in the
+        background; see `ShardWriter.close`.
         """
         self._end(self._shards.close)
 
@@ -474,9 +480,9 @@ class TableWriter:
         """The shards that this process owns now: its own, or those that it serves to others."""
         return set(_owned(self._shards))
 
-    def attend(self, shard_ids: Iterable[str]) -> set[str]:
+    def attend(self, shard_ids: Iterable[str | uuid.UUID]) -> set[str]:
         """Own those of the shards that nobody owns, and serve them; returns the ones that this process owns now."""
-        for shard_id in shard_ids:
+        for shard_id in map(check_shard_id, shard_ids):
             self._admit()
             self._shards.write(shard_id, lambda shard: shard.attend() if isinstance(shard, SharedShard) else True)
         return self.owned_shards
@@ -485,30 +491,14 @@ class TableWriter:
         """What the writers of open shards did since they were opened, by shard id: puts, entries, flushes, latencies."""
         return self._shards.stats()
 
-    def scan(self, *args: Any, **options: Any) -> Scan:
-        """`Table.scan`, with everything that this writer acknowledged."""
-        return self._reader.scan(*args, **options)
+    def _capture(self, read: Read, keys: LookupKeys | None = None) -> Tiers:
+        return self._reader.capture(read, keys)
 
-    def get(self, key: Any, columns: list[str] | None = None) -> dict[str, Any] | None:
-        """`Table.get`, with everything that this writer acknowledged."""
-        return self._reader.get(key, columns)
+    def _find_in_memory(self, keys: LookupKeys, columns: Sequence[str] | None) -> dict[str, Any] | Undecided | None:
+        return self._reader.find_in_memory(keys, columns)
 
-    def get_blob(self, key: Any, column: str) -> BlobFile | None:
-        """`Table.get_blob`, with everything that this writer acknowledged."""
-        return self._reader.get_blob(key, column)
-
-    def lookup(self, keys: Any, columns: list[str] | None = None, *, with_tombstones: bool = False) -> pa.Table:
-        """`Table.lookup`, with everything that this writer acknowledged."""
-        return self._reader.lookup(keys, columns, with_tombstones=with_tombstones)
-
-    def search(self, vector: Any = None, **options: Any) -> pa.Table:
-        """`Table.search`, with everything that this writer acknowledged."""
-        consistency = options.pop("consistency", "fresh")
-        return self._reader.search(SearchRequest(vector, **options), consistency)
-
-    def count_rows(self, *args: Any, **options: Any) -> int:
-        """`Table.count_rows`, with everything that this writer acknowledged."""
-        return self._reader.scan(None, *args, **options).count_rows()
+    def _pickled(self) -> Pickled | None:
+        return self._reader.pickled
 
     def __repr__(self) -> str:
         state = "closed" if self._shards.closed else "open"

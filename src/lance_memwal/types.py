@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from operator import attrgetter
@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, NewType
 
 import pyarrow as pa
 
+from lance_memwal.arguments import check_items, described
 from lance_memwal.errors import CorruptDataError, InvalidInputError
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "WalEntry",
     "WalPosition",
     "check_shard_id",
+    "check_shard_ids",
     "is_shard_id",
 ]
 
@@ -64,11 +66,23 @@ def is_shard_id(name: str) -> bool:
     return _UUID.fullmatch(name) is not None
 
 
-def check_shard_id(shard_id: str) -> str:
-    """Return `shard_id` if it is a lower-case dashed UUID, else raise."""
-    if not isinstance(shard_id, str) or not is_shard_id(shard_id):
-        raise InvalidInputError(f"shard id must be a lower-case dashed UUID, not {shard_id!r}")
-    return shard_id
+def check_shard_id(shard_id: str | uuid.UUID) -> str:
+    """Return the text of a shard id, which is given as a `uuid.UUID` or as its lower-case dashed text.
+
+    Raises:
+        InvalidInputError: The value is anything else.
+    """
+    text = str(shard_id) if isinstance(shard_id, uuid.UUID) else shard_id
+    if not isinstance(text, str) or not is_shard_id(text):
+        raise InvalidInputError(
+            f"shard id must be a uuid.UUID or its lower-case dashed text, not {described(shard_id)}"
+        )
+    return text
+
+
+def check_shard_ids(shards: Collection[str | uuid.UUID]) -> tuple[str, ...]:
+    """Return the texts of shard ids; see `check_shard_id`."""
+    return tuple(map(check_shard_id, check_items("shards", shards, "shard ids")))
 
 
 def shard_id_of(data: bytes, what: str, path: str | None = None) -> str:
@@ -144,28 +158,20 @@ class ShardManifest:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """An idempotent write: the same (app, version) is applied once. `query` names the run that owns the app id.
-
-    `digest` is of its rows (`lance_memwal.rows.digest`): a repeat must have the same. None: nobody looks.
-    """
+    """An idempotent write: the same (app, version) is applied once. `query` names the query that owns the app id."""
 
     app: str
     version: int
     query: str | None = None
-    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SeenTransaction:
-    """The newest version of one app in a shard, and when (wall-clock milliseconds) it was written.
-
-    `digests` are those of its last versions, ascending: None for one that had none; nothing if no version had.
-    """
+    """The newest version of one app in a shard, and when (wall-clock milliseconds) it was written."""
 
     version: int
     written_ms: int
     query: str | None = None
-    digests: tuple[tuple[int, str | None], ...] = ()
 
 
 SeenMap = Mapping[str, SeenTransaction]
@@ -180,25 +186,34 @@ class EntryTransaction:
     num_rows: int | None = None
 
 
-class EntryFooter(NamedTuple):
-    """What the footer of an entry says beside the checksums; the keys are those of RFC 0003. Every put makes one.
+class BaseMark(NamedTuple):
+    """The base version whose columns rows have, and how many fragment ids that version had given (RFC 0036).
 
-    `table` is the tag of the table that the entry was written for. `seen` is the whole map below the entry, without its
-    own transactions; `delta` is what is known beside the entries since the last whole map; beside a whole map it is empty, and
-    says that the generations have no maps of their own (RFC 0033). `seal` ends a generation,
-    `bulk` announces one that is not in the log. `joint`: whoever reads all below may append in its epoch. `unknown` names
-    the keys that this version does not understand.
+    `fragments` is None if it is not recorded.
+    """
+
+    version: int
+    fragments: int | None = None
+
+
+class EntryFooter(NamedTuple):
+    """The footer of an entry without its checksums; the keys are those of RFC 0003. Every put makes one.
+
+    `table` is the tag of the table that the entry was written for. `seen` is the whole map below the entry, without the
+    transactions of the entry itself. `seal` ends a generation, `bulk` announces a generation that is not in the log. `joint`:
+    any process that reads the whole log below may append in the epoch. `unknown` names the keys that this version does not
+    support. `base` names the base version whose columns the rows have (RFC 0036).
     """
 
     table: str | None = None
     written_ms: int | None = None
     txns: tuple[EntryTransaction, ...] = ()
     seen: SeenMap | None = None
-    delta: SeenMap | None = None
     seal: int | None = None
     bulk: SsTable | None = None
     joint: bool = False
     unknown: tuple[str, ...] = ()
+    base: BaseMark | None = None
 
     def is_of(self, tag: str | None) -> bool:
         """Whether the entry may have been written for the table of that tag."""
@@ -234,6 +249,11 @@ class WalEntry:
     def as_mark(self) -> WalEntry:
         """The entry as one of another table counts: its position is taken, and it says nothing."""
         return replace(self, writer_epoch=0, generation=None, batches=(), is_sentinel=False, footer=None)
+
+    @property
+    def base(self) -> BaseMark | None:
+        """The base version that the entry was written against; None if it is not recorded."""
+        return None if self.footer is None else self.footer.base
 
     @property
     def bulk(self) -> SsTable | None:

@@ -14,8 +14,8 @@ import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import lance_memwal as mw
-from lance_memwal.ui.addresses import bind, hosts_of
 from lance_memwal.ui.app import make_app
+from lance_memwal.ui.gate import bind, hosts_of
 from lance_memwal.ui.running import link_of
 from tests.kit.pages import TOKEN
 

@@ -1,7 +1,5 @@
 """`python -m tests.bugs [words]`: plant every bug whose name has the words, and say which test catches it."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

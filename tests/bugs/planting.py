@@ -4,8 +4,6 @@ Owns `plant` and `caught_by`. A test that is red without the bug, too, catches n
 environment (`PYTHONPATH`), in the processes that tests start, too; the source of the repository is not touched.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -17,8 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from tests.bugs.catalogue import Bug
-
-__all__ = ["PACKAGE", "ROOT", "caught_by", "plant", "with_bug"]
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "src" / "lance_memwal"

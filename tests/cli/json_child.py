@@ -3,8 +3,6 @@
 Prints what went wrong: an answer that is not the one of Python's own reader, or the last file before the process ended.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,11 +1,10 @@
 """Every command through a real process: what it prints, where, and its exit status."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import subprocess
 import uuid
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -203,6 +202,20 @@ def test_flush_compact_gc_verify_and_repair_maintain_a_table(table: Path) -> Non
     assert answer("scan", table, "--count") == {"rows": 6}
 
 
+def test_repair_decides_about_reused_field_ids(table: Path) -> None:
+    for old, new in (("name", "label"), ("label", "text")):
+        lance.dataset(str(table)).alter_columns({"path": old, "name": new})
+    lance.dataset(str(table)).cleanup_old_versions(timedelta(0), delete_unverified=True)
+    assert not mw.open_table(str(table)).verify().ok
+    assert "reused_ids" in run("verify", table, status=1).stdout
+    done = answer("repair", table, "--reused-ids", "values", "--apply")
+    assert [action["done"] for action in done["actions"]] == [True]
+    assert answer("verify", table)["ok"] is True
+    assert {row["text"] for row in mw.open_table(str(table)).scan().to_table().to_pylist()} == {
+        f"name{i} common" for i in range(5)
+    }
+
+
 def test_compact_says_what_is_in_a_log_only_and_folds_it_if_asked(table: Path) -> None:
     with mw.open_table(str(table)).writer(compaction=None) as writer:
         writer.put({"id": [7], "name": ["tail"], "vec": [[1, 1]]})
@@ -246,7 +259,7 @@ def test_tables_with_manual_shards_ask_for_the_shard(tmp_path: Path) -> None:
     uri, data = tmp_path / "t", tmp_path / "a.csv"
     data.write_text("id\n1\n")
     columns = ("--columns", "id:int64", "-p", "id", "--sharding", "manual")
-    assert "--allow-keys-across-shards" in one_line(run("create", uri, *columns, status=1))
+    assert "allow_keys_across_shards=True" in one_line(run("create", uri, *columns, status=1))
     run("create", uri, *columns, "--allow-keys-across-shards")
     run("put", uri, data, "--shard", "new")
     assert "--shard new" in one_line(run("put", uri, data, status=1))
@@ -401,6 +414,7 @@ def test_help_lists_every_command_and_each_has_json() -> None:
         "head",
         "schema",
         "tables",
+        "check-store",
         "maintain",
         "flush",
         "compact",

@@ -1,7 +1,5 @@
 """Bad input and bad days through a real process: one clear line, the right exit status, and nothing lost."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -211,7 +209,7 @@ def test_a_put_that_is_fenced_says_so_and_how_far_it_came(tmp_path: Path) -> Non
         assert (putting.returncode, out, err.count("\n")) == (1, "", 1)
         assert "Writer fenced" in err
         acknowledged = int(err.split("; ")[-1].split(" ")[0].replace(",", ""))
-        assert owner.lsm_scan().count_rows() >= acknowledged > 0
+        assert owner.scan().count_rows() >= acknowledged > 0
 
 
 def test_a_killed_put_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:

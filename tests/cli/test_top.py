@@ -1,7 +1,5 @@
 """`memwal top`: what a person, a pipe and a program see of a table that is written."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -36,9 +34,7 @@ def table(tmp_path: Path) -> Iterator[mw.Table]:
         yield made
 
 
-def test_once_is_one_page_without_control_characters_and_the_busiest_shards(
-    table: mw.Table, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_once_is_one_plain_page_with_the_busiest_shards(table: mw.Table, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", table.uri, "--once", "--every-seconds", "0.1"]) == 0
     page = capsys.readouterr().out
     assert re.findall(r"[\x00-\x09\x0b-\x1f\x7f]", page) == []
@@ -49,9 +45,7 @@ def test_once_is_one_page_without_control_characters_and_the_busiest_shards(
     assert "~" not in page, "the owner said how full its memory is"
 
 
-def test_a_program_reads_numbers_that_are_those_of_the_statistics(
-    table: mw.Table, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_program_reads_numbers_of_the_statistics(table: mw.Table, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", table.uri, "--once", "--every-seconds", "0.1", "--json"]) == 0
     look = json.loads(capsys.readouterr().out)
     stats = table.stats(live_rows=False, collectable=False)

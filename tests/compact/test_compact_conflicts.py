@@ -1,20 +1,35 @@
-"""Compactions that overlap: one commits, the other starts over; nothing counts twice and nothing comes back."""
+"""Compactions that overlap, race a busy writer, are killed or meet lost answers: nothing counts twice or comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
+from compact_child import maintain
 
 import lance_memwal as mw
 from lance_memwal import crash_points
+from lance_memwal.compact.run import Compactor
+from lance_memwal.errors import ObjectExistsError
 from lance_memwal.lance import commit
-from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, unmarked
+from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.lance.marks import COUNTER_SHARD
+from lance_memwal.store.location import resolve
+from lance_memwal.store.wrap import WrappedStore
+from tests.harness.deaths import KILLED
+from tests.harness.kill_points import COMPACT_POINTS_OF, GC_POINTS
 from tests.harness.points import run_once_at
-from tests.kit.compaction import Kept, by_lance_only, with_key
+from tests.harness.processes import start
+from tests.harness.profile import scaled
+from tests.kit.compaction import Kept, by_lance_only, unheld_files, with_key
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +52,6 @@ OVERLAPS = [
     ("stable", "compact.chosen"),
     ("stable", "compact.after_fragments"),
     ("stable", "compact.before_manifest"),
-    ("append_in_two", "compact.chosen"),
-    ("append_in_two", "compact.after_fragments"),
 ]
 
 
@@ -46,9 +59,6 @@ OVERLAPS = [
 @pytest.mark.parametrize("first_does", [1, 2, 4])
 def test_a_compaction_that_was_overtaken_starts_over(tmp_path: Path, kind: str, point: str, first_does: int) -> None:
     kept = Kept(tmp_path / "t", kind, seed=first_does)
-    if kind == "append_in_two":  # an empty table is filled in one commit, which is another way
-        kept.generations(1)
-        kept.table.compact()
     kept.generations(4)
     other = mw.open_table(kept.uri)
     happened = run_once_at(point, lambda: other.compact(max_generations=first_does))
@@ -125,16 +135,6 @@ def _only_new_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_the_commit_number_grows_by_one_and_is_no_shard(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "t", "key")
-    for count in range(1, 4):
-        kept.generations(1)
-        kept.table.compact()
-        assert commit_number(kept.table.base) == count
-    assert COUNTER_SHARD not in kept.table.details().compacted
-    assert COUNTER_SHARD not in [info.shard_id for info in kept.table.shards()]
-
-
 class _StoppedError(Exception):
     """The compactor ends here."""
 
@@ -143,36 +143,205 @@ def _stop() -> None:
     raise _StoppedError
 
 
-def test_between_the_two_commits_of_an_append_readers_count_every_row_once(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "t", "append_in_two")
-    kept.generations(1)
-    kept.table.compact()
-    kept.generations(2)
-    assert not kept.table.base.takes_hand_commit
-    run_once_at("compact.between_commits", _stop)
+KEYS = 20_000
+
+
+def _schema(key: pa.DataType) -> pa.Schema:
+    return with_key(pa.schema([("id", key), ("v", pa.string())]))
+
+
+def _ids(key: pa.DataType, numbers: range) -> pa.Array:
+    return pa.array([f"key{number:09d}" for number in numbers]) if key == pa.string() else pa.array(numbers, key)
+
+
+def _table(place: Path, key: pa.DataType) -> mw.Table:
+    """Every second row of the base is replaced by what waits for a compaction, and as many are new."""
+    schema = _schema(key)
+    rows = pa.table([_ids(key, range(KEYS)), ["old"] * KEYS], schema=schema)
+    lance.write_dataset(rows, str(place), max_rows_per_file=KEYS // 100)
+    table = mw.enable(str(place), sharding=mw.Unsharded(), writer_defaults={"fsync": False})
+    with table.writer(compaction=None) as writer:
+        writer.put(pa.table([_ids(key, range(0, 2 * KEYS, 2)), ["new"] * KEYS], schema=schema))
+    return table
+
+
+@contextmanager
+def _committing(commit: Callable[[int], object], wait_seconds: float) -> Iterator[list[int]]:
+    """Somebody who commits, waits and commits; the list tells how often."""
+    done, stop = [], threading.Event()
+
+    def run() -> None:
+        while not stop.wait(wait_seconds):
+            try:
+                commit(len(done))
+            except OSError:  # Lance gave up a commit that lost too often
+                continue
+            done.append(len(done))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.repro("reads-07")
+@pytest.mark.parametrize("key", [pa.int64(), pa.string()])
+def test_a_compaction_gets_through_beside_a_plain_writer(tmp_path: Path, key: pa.DataType) -> None:
+    table = _table(tmp_path / "t", key)
+    schema = _schema(key)
+
+    def commit(number: int) -> None:
+        odd = 2 * number + 1
+        name = f"'key{odd:09d}'" if key == pa.string() else str(odd)
+        if number % 3 == 0:
+            lance.dataset(table.uri).delete(f"id = {name}")
+        elif number % 3 == 1:
+            lance.dataset(table.uri).update({"v": "'updated'"}, where=f"id = {name}")
+        else:
+            rows = pa.table([_ids(key, range(10 * KEYS + number, 10 * KEYS + number + 1)), ["direct"]], schema=schema)
+            lance.write_dataset(rows, table.uri, mode="append")
+
+    with _committing(commit, 0.01) as commits:
+        assert table.compact().generations == 1
+        while len(commits) < 6:
+            assert not threading.Event().wait(0.01)
+    found = lance.dataset(table.uri).to_table()
+    assert len(found["id"].unique()) == found.num_rows
+    values = found["v"].to_pylist()
+    assert values.count("new") == KEYS
+    assert values.count("direct") == len([n for n in commits if n % 3 == 2])
+    assert values.count("old") + values.count("updated") == KEYS // 2 - len([n for n in commits if n % 3 == 0])
+    left = unheld_files(table.uri)
+    assert {
+        name for name in left if not name.endswith(".arrow")
+    } == set()  # such vectors are Lance's, of changes that lost
+
+
+@pytest.mark.parametrize("point", ["compact.after_fragments", "compact.before_manifest"])
+def test_a_compaction_that_fails_before_its_commit_takes_its_files_along(tmp_path: Path, point: str) -> None:
+    table = _table(tmp_path / "t", pa.int64())
+    happened = run_once_at(point, _stop)
     with pytest.raises(_StoppedError):
-        kept.table.compact()
-    assert unmarked(kept.table.base)
-    assert kept.shown() == kept.expected
-    assert mw.open_table(kept.uri).scan(consistency="flushed").count_rows() == sum(kept.expected.values())
-    kept.table.dataset.delete("false")  # somebody else commits meanwhile
-    assert kept.shown() == kept.expected
+        table.compact()
+    assert happened
+    assert unheld_files(table.uri) == set()
+    run_once_at("compact.before_manifest", lambda: mw.open_table(table.uri).compact())
+    assert table.compact().conflicts == 1, "another one overtook it"
+    assert unheld_files(table.uri) == set()
+    assert lance.dataset(table.uri).count_rows() == KEYS // 2 + KEYS
+
+
+NOT_HERE = {"gc.before_orphan"}  # these lives leave nothing of the kind
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", COMPACT_POINTS_OF)
+def test_killed_compactions_and_collections_lose_and_double_nothing(tmp_path: Path, kind: str) -> None:
+    wanted = scaled(ci=15, prove=70)
+    points = [*COMPACT_POINTS_OF[kind], *(point for point in GC_POINTS if point not in NOT_HERE)]
+    died_at: Counter[str] = Counter()
+    draw = random.Random(7)
+    kept, life = _kept(tmp_path / "t0", kind, 0), 0
+    while sum(died_at.values()) < wanted or not set(points) <= set(died_at):
+        life += 1
+        assert life < 3 * wanted, f"these points are never reached: {set(points) - set(died_at)}"
+        rare = min(points, key=lambda point: died_at[point])
+        _one_life(kept, draw, None if life % 6 == 0 else rare, died_at)
+        if life % 8 == 0:
+            _finish(kept)
+            kept = _kept(tmp_path / f"t{life}", kind, life)
+    _finish(kept)
+
+
+def _kept(place: Path, kind: str, seed: int) -> Kept:
+    kept = Kept(place, kind, seed=seed)
     kept.generations(1)
     kept.table.compact()
-    assert not unmarked(kept.table.base)
+    return kept
+
+
+def _finish(kept: Kept) -> None:
+    kept.table.compact()
     assert kept.plain() == kept.expected
+    assert kept.shown() == kept.expected
 
 
-def test_appends_of_others_to_the_base_are_kept(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "t", "append")
-    kept.generations(2)
-    extra = {"id": 1000, "version": 0, "note": "direct"}
+def _one_life(kept: Kept, draw: random.Random, point: str | None, died_at: Counter[str]) -> None:
+    """Write, then let a child maintain the table and die, while the writer lives; compare everything afterwards."""
+    with kept.table.writer(compaction=None) as writer:
+        for _ in range(draw.randint(1, 3)):
+            kept.write(writer)
+            writer.flush()
+        kept.write(writer)  # not flushed: in the log and in memory only
+        memory_bytes = draw.choice((1, 1 << 20))
+        child = start(maintain, kept.uri, point, 1 if point is None else draw.choice((1, 1, 2)), memory_bytes)
+        if point is None:
+            child.receive(10.0)
+            child.receive(draw.random() * 0.1)
+            child.kill()
+        failure = _hear(child)
+        if child.wait(30.0) == KILLED:
+            died_at[point or "anywhere"] += 1
+        assert failure is None, failure
+        assert kept.shown() == kept.expected
+        kept.write(writer)
+        report = kept.table.verify()
+        assert report.ok, report.problems
+    assert kept.shown() == kept.expected
 
-    def append() -> None:
-        lance.write_dataset(pa.Table.from_pylist([extra], schema=kept.table.schema), kept.uri, mode="append")
 
-    run_once_at("compact.before_manifest", append)
-    report = kept.table.compact()
-    kept.appended.append(extra)
-    assert report.conflicts == 1
-    assert kept.plain() == kept.expected
+def _hear(child: object) -> str | None:
+    failure = None
+    while True:
+        try:
+            message = child.receive(30.0)  # type: ignore[attr-defined]
+        except EOFError:
+            return failure
+        if message is None:
+            return "nothing was heard for 30 seconds"
+        if message[0] == "failed":
+            failure = message[1]
+
+
+class _Forgetful(WrappedStore):
+    """The first create below `prefix` is answered with "exists already".
+
+    It took effect, and a retry below us hid the answer; or not, and two requests were in each other's way.
+    """
+
+    prefix = ""
+    takes_effect = True
+
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        if kind != "put_new" or not self.prefix or not path.startswith(self.prefix):
+            return call(path, *rest, **options)
+        self.prefix = ""
+        if self.takes_effect:
+            call(path, *rest, **options)
+        raise ObjectExistsError(path)
+
+
+@pytest.mark.parametrize("takes_effect", [True, False])
+@pytest.mark.parametrize("prefix", ["_transactions/", "_deletions/", "_versions/"])
+def test_a_file_that_exists_already_does_not_fail_a_compaction(tmp_path: Path, prefix: str, takes_effect: bool) -> None:
+    uri = str(tmp_path / "t")
+    rows = pa.table({"id": [1, 2], "value": [1, 1]})
+    table = mw.create_table(uri, rows, primary_key="id", sharding=mw.Unsharded())
+    with table.writer() as writer:
+        writer.put(pa.table({"id": [2, 3], "value": [2, 2]}))
+    stores: list[_Forgetful] = []
+
+    def wrap(store: Any) -> Any:
+        stores.append(_Forgetful(store))
+        return stores[0]
+
+    location = resolve(uri, wrap=wrap)
+    newest = NewestBase(BaseTable.need(location))
+    stores[0].prefix, stores[0].takes_effect = prefix, takes_effect
+    Compactor(location, newest).run()
+    assert stores[0].prefix == ""
+    assert table.scan().to_table().sort_by("id").to_pydict() == {"id": [1, 2, 3], "value": [1, 2, 2]}

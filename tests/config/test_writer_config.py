@@ -1,7 +1,5 @@
 """Settings: the defaults of the contract, what a table stores of them, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every example runs as a user would run it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -9,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.light_jvm import LIGHT_JVM
+from tests.kit.spark import LIGHT_JVM
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = sorted(
+    path for path in FOLDER.glob("*.py") if path.stem != "demo"
+)  # tests/project/test_documentation.py runs it
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])

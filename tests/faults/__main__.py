@@ -6,8 +6,6 @@
 every tenth store call, and other pairs than the other slices: ten runs with 1/10 to 10/10 are all of them, each once.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random
@@ -20,10 +18,8 @@ from typing import Final
 
 from lance_memwal.testing import FaultKind
 from tests.faults.workers import Unit, Workers
-from tests.harness.memory_disk import memory_directory
-from tests.harness.progress import Progress
-from tests.kit.rich_life import RichLife
-from tests.kit.table_faults import Planned, Sweep, firsts, in_slice, record, singles
+from tests.harness.processes import Progress, memory_directory
+from tests.kit.table_faults import Planned, RichLife, Sweep, firsts, in_slice, record, singles
 from tests.kit.table_life import CanonicalLife, Place
 from tests.services.s3 import options_of, s3_service
 
@@ -61,8 +57,6 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """One kind of life on one store."""
-
     store: str
     life: str
     sweep: Sweep
@@ -86,7 +80,6 @@ def _run(subject: _Subject, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _place(store: str) -> Iterator[Place]:
-    """An empty place for lives."""
     if store == "s3":
         with s3_service() as endpoint:
             yield Place(*options_of(endpoint))

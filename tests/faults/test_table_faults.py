@@ -3,12 +3,9 @@
 A sample in every run; `make faults` is all of it, `make prove` more.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -20,15 +17,14 @@ from lance_memwal.errors import CorruptDataError, UnavailableError
 from lance_memwal.log import wal
 from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.process.cache import CACHE
-from lance_memwal.sstable import rolling
+from lance_memwal.sstable.sidecar import PkSidecar
 from lance_memwal.store import memory, paths
-from lance_memwal.store.own import put_or_find
 from lance_memwal.store.port import ObjectStore
-from lance_memwal.testing import FaultKind, FaultScript, StoreCall
+from lance_memwal.store.sequenced import put_or_find
+from lance_memwal.testing import FaultKind
 from tests.faults.workers import Workers
 from tests.harness.profile import scaled
-from tests.kit.rich_life import RichLife
-from tests.kit.table_faults import Planned, Sweep, in_slice, pairs, record, singles
+from tests.kit.table_faults import Planned, RichLife, Sweep, in_slice, pairs, record, singles
 from tests.kit.table_life import CanonicalLife, Place
 
 _PLACE = "table-faults"
@@ -49,21 +45,18 @@ def shown(sweep: Sweep) -> str:
 
 @pytest.fixture
 def rich() -> Iterator[Sweep]:
-    """The same, of lives with blobs, an index, shards, a merge and roll-ups."""
+    """The same, of lives with blobs, an index, shards, a merge and many generations."""
     yield Sweep(Place(f"memory://{_PLACE}"), RichLife)
     memory.reset(_PLACE)
 
 
-def test_lives_without_faults_are_refused_nothing_and_make_every_call_that_a_store_has(
-    sweep: Sweep, rich: Sweep
-) -> None:
+def test_lives_without_faults_are_refused_nothing_and_make_every_call_of_a_store(sweep: Sweep, rich: Sweep) -> None:
     verbs = {name for name in vars(ObjectStore) if not name.startswith("_")}
     made = [record(sweep), record(rich)]
     assert sweep.broken == rich.broken == []
     assert not sweep.refused
     assert not rich.refused
     assert {call.kind for calls in made for call in calls} == verbs
-    assert any(call.kind == "get_range" and "/memwal_rollups/" in call.path for call in made[1])
     assert sum(len(list(singles(calls))) for calls in made) > 10_000
 
 
@@ -77,30 +70,6 @@ def test_no_single_fault_breaks_a_table(sweep: Sweep, life: type[CanonicalLife],
         sweep.live(planned)
     assert sweep.broken == [], shown(sweep)
     assert sweep.met["1 faults"] >= ONE_MET * count
-
-
-class BadRollUps(FaultScript):
-    """Whatever reads a part of a roll-up meets this."""
-
-    def __init__(self, kind: FaultKind) -> None:
-        super().__init__()
-        self.kind, self.met = kind, 0
-
-    def begin(self, kind: str, path: str) -> StoreCall:
-        call = super().begin(kind, path)
-        if kind != "get_range" or "/memwal_rollups/" not in path:
-            return call
-        self.met += 1
-        return replace(call, fault=self.kind)
-
-
-@pytest.mark.parametrize("kind", [FaultKind.SHORT_READ, FaultKind.BIT_FLIP], ids=lambda kind: str(kind.value))
-def test_damaged_range_reads_of_roll_ups_are_noticed_and_not_seen(rich: Sweep, kind: FaultKind) -> None:
-    script = BadRollUps(kind)
-    life = RichLife(rich.place, "ranges", [script])
-    assert life.run() == []
-    assert script.met
-    assert not life.oracle.refused
 
 
 @pytest.mark.scaled
@@ -130,19 +99,20 @@ def test_no_fault_breaks_a_table_on_s3(s3_table: tuple[str, dict[str, str]]) -> 
 
 
 def test_an_entry_that_was_read_badly_once_is_not_taken_for_collected(sweep: Sweep) -> None:
-    calls = record(sweep)
-    collected = max(call.index for call in calls if call.kind == "put_new" and "/memwal_floor/2" in call.path)
     above = paths.wal_entry_path(mw.shard_id_for(mw.Unsharded()), 9)  # it says whether the large write at 8 counts
-    for index in [call.index for call in calls[collected:] if call.kind == "get" and call.path == above]:
-        sweep.live(Planned(({index: FaultKind.SHORT_READ},)))
+    for _ in range(12):  # how many entries a read of an earlier time needs depends on the clock, so indexes may shift
+        calls = record(sweep)
+        collected = max(call.index for call in calls if call.kind == "put_new" and "/memwal_floor/2" in call.path)
+        for index in [call.index for call in calls[collected:] if call.kind == "get" and call.path == above]:
+            sweep.live(Planned(({index: FaultKind.SHORT_READ},)))
+        if sweep.refused["CorruptDataError"]:
+            break
     assert sweep.met["short_read"]
     assert sweep.refused["CorruptDataError"]
     assert sweep.broken == [], shown(sweep)
 
 
-def test_the_life_finds_a_write_that_was_acknowledged_and_never_made(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_life_finds_a_write_that_was_acknowledged_and_never_made(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     def put(store: Any, path: str, data: bytes, **options: Any) -> bytes | None:
         try:
             return put_or_find(store, path, data, **options)
@@ -172,9 +142,9 @@ def test_the_life_finds_a_consumer_that_is_not_waited_for(sweep: Sweep, monkeypa
     assert any("no fault explains consume: CollectedError" in line for line in sweep.broken), shown(sweep)
 
 
-@pytest.mark.parametrize(("life", "second"), [(CanonicalLife, 2), (RichLife, 4)], ids=["canonical", "rich"])
+@pytest.mark.parametrize("life", [CanonicalLife, RichLife], ids=["canonical", "rich"])
 def test_lives_find_a_put_that_was_cut_into_pieces(
-    sweep: Sweep, life: type[CanonicalLife], second: int, monkeypatch: pytest.MonkeyPatch
+    sweep: Sweep, life: type[CanonicalLife], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = mw.TableWriter.put
 
@@ -187,7 +157,8 @@ def test_lives_find_a_put_that_was_cut_into_pieces(
     sweep.life = life
     entries = [call.index for call in record(sweep) if call.kind == "put_new" and "/wal/" in call.path]
     assert sweep.broken == [], "without a crash nobody can tell"
-    sweep.live(Planned(({entries[second]: FaultKind.CRASH_BEFORE},)))
+    for entry in entries[:8]:  # of the first put of several rows
+        sweep.live(Planned(({entry: FaultKind.CRASH_BEFORE},)))
     assert any("I4: a scan after a crash shows a part of a write" in line for line in sweep.broken), shown(sweep)
 
 
@@ -246,11 +217,14 @@ def test_the_life_finds_an_error_that_no_fault_explains(
 
 def test_the_rich_life_finds_a_bad_read_that_is_kept_for_ever(rich: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = record(rich)
-    rolled = next(call.index for call in calls if call.kind == "put_new" and "/memwal_rollups/" in call.path)
-    read = [call.index for call in calls[:rolled] if call.kind == "get" and "_gen_" in call.path]
-    monkeypatch.setattr(rolling, "parse_lance_manifest", lambda *_, **__: None)
-    short = max(index for index in read if "/_versions/" in calls[index].path)
-    for _ in range(8):  # roll-ups are made beside the life: their calls come in another order now and then
+    read = [call.index for call in calls if call.kind == "get" and call.path.endswith("/bloom_filter.bin")]
+
+    def load_unchecked(self: PkSidecar) -> bytes:
+        self._bloom = self._bloom or self._location.store.get(self._bloom_path)
+        return self._bloom
+
+    monkeypatch.setattr(PkSidecar, "_load_bloom", load_unchecked)
+    for short in read:
         rich.live(Planned(({short: FaultKind.SHORT_READ},)))
         if rich.broken:
             break

@@ -21,8 +21,6 @@ from typing import Any, Final, Self
 from tests.kit.table_faults import First, Planned, Sweep
 from tests.kit.table_life import CanonicalLife, Place
 
-__all__ = ["Unit", "Workers"]
-
 Unit = Planned | First
 _AT_ONCE: Final = 8
 
@@ -78,7 +76,6 @@ _there: _Worker
 
 
 def _begin(waiting: Any) -> None:
-    """A process begins, and takes one of the places."""
     global _there
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("lance_memwal").setLevel(logging.CRITICAL + 1)

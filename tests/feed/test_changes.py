@@ -1,19 +1,28 @@
-"""One feed over all shards: what is in it, in which order, from where to where."""
-
-from __future__ import annotations
+"""One feed over all shards: what is in it, in which order, from where to where; reads that are broken off; what
+following costs.
+"""
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.feed import before
+from lance_memwal.feed.changes import ChangeFeed, Request
+from lance_memwal.feed.consumers import Consumer
+from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.log.entry import EntryEncoder
 from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.write.once import OnceAppender
 from tests.kit.feeds import mirrored, ops_of
 from tests.kit.tables import create, keyed, rows_of
@@ -370,25 +379,9 @@ def test_before_images_are_known_from_the_earliest_change_on(tmp_path: Path) -> 
     assert ops_of(table.changes(start=cursor, before=True, until="now"), "id", "v") == later
 
 
-def test_net_is_the_last_change_of_each_key(tmp_path: Path) -> None:
-    table = create(str(tmp_path / "t"), sharding=mw.Bucket("id", 3))
-    with table.writer() as writer:
-        for v in range(5):
-            writer.put({"id": list(range(v, 10)), "v": [v] * (10 - v), "s": [""] * (10 - v)})
-        writer.delete([9])
-    feed = table.changes(net=True, until="now")
-    found = {row["id"]: (row["_op"], row["v"]) for batch in feed for row in batch.to_pylist()}
-    assert found == {**{n: ("u", min(n, 4)) for n in range(9)}, 9: ("d", None)}
-    assert sum(batch.num_rows for batch in table.changes(net=True, until="now")) == 10
-    assert list(table.changes(start=feed.cursor, until="now")) == []
-
-
 @pytest.mark.parametrize(
     "options",
     [
-        {"net": True},
-        {"net": True, "until": "now", "before": True},
-        {"net": True, "until": "now", "start": "snapshot"},
         {"start": "begin"},
         {"until": "never"},
         {"start": 3},
@@ -462,3 +455,107 @@ def test_a_feed_has_the_columns_of_its_start_and_a_later_one_those_of_today(tmp_
     assert next(batches).schema.names == old.schema.names
     old.stop()
     assert ops_of(table.changes(until="now"), "id", "extra") == [("u", 1, None), ("u", 2, 7)]
+
+
+# Reads that are broken off at any request go on where they were: no change is left out, none comes twice.
+
+SCHEMA = keyed(pa.field("v", pa.int64()))
+SIGNS = timedelta(milliseconds=1)  # so that a consumer says with every batch that it is there
+_T = TypeVar("_T")
+
+
+class Interrupted(WrappedStore):
+    """Interrupts its caller once, before or after one call."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.calls = 0
+        self.at: int | None = None
+        self.after = False
+
+    def around(self, kind: str, call: Callable[..., _T], path: str, *rest: Any, **options: Any) -> _T:
+        is_now, self.calls = self.calls == self.at, self.calls + 1
+        if is_now and not self.after:
+            raise KeyboardInterrupt
+        found = call(path, *rest, **options)
+        if is_now:
+            raise KeyboardInterrupt
+        return found
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Rows in a base table, and changes above them in several entries."""
+    path = str(tmp_path_factory.mktemp("feed") / "t")
+    table = create(path, pa.table({"id": [1, 2], "v": [0, 0]}, SCHEMA))
+    with table.writer() as writer:
+        for v in range(1, 4):
+            writer.put({"id": [1, 10 + v], "v": [v, v]})
+    return path
+
+
+Follow = Callable[[NewestBase, SkippingClock], ChangeFeed | Consumer]
+
+
+def lived(uri: str, follow: Follow, at: int | None, after: bool) -> tuple[list[Any], int]:
+    """What is handed out by a reader that is interrupted once, at request `at` after it was opened; and its requests."""
+    stores: list[Interrupted] = []
+
+    def wrap(inner: ObjectStore) -> ObjectStore:
+        stores.append(Interrupted(inner))
+        return stores[0]
+
+    clock = SkippingClock()
+    base = BaseTable.open(resolve(uri, clock=clock, wrap=wrap))
+    assert base is not None
+    reader = follow(NewestBase(base), clock)
+    stores[0].calls, stores[0].at, stores[0].after = 0, at, after
+    found = list(_handed_out(reader))
+    return found, stores[0].calls
+
+
+def _handed_out(reader: ChangeFeed | Consumer) -> Iterator[Any]:
+    for _ in range(2):
+        try:
+            for batch in reader:
+                yield from ops_of([batch], "id", "v")
+                if isinstance(reader, Consumer):
+                    _commit(reader)
+        except KeyboardInterrupt:
+            continue
+        return
+
+
+def _commit(reader: Consumer) -> None:
+    try:
+        reader.commit()
+    except KeyboardInterrupt:
+        reader.commit()
+
+
+def plain(newest: NewestBase, clock: SkippingClock) -> ChangeFeed:
+    return ChangeFeed(newest, Request(), "earliest", "now", clock=clock)
+
+
+def with_rows_before(newest: NewestBase, clock: SkippingClock) -> ChangeFeed:
+    return ChangeFeed(newest, Request(before=True), "earliest", "now", clock=clock)
+
+
+def whole_table(newest: NewestBase, clock: SkippingClock) -> ChangeFeed:
+    return ChangeFeed(newest, Request(), "snapshot", "now", clock=clock)
+
+
+def consumer(newest: NewestBase, clock: SkippingClock) -> Consumer:
+    name = clock.uuid4()
+    return Consumer(newest, name, Request(), start="earliest", until="now", max_age=SIGNS, clock=clock)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("follow", [plain, with_rows_before, whole_table, consumer])
+def test_interrupted_reader_continues(uri: str, follow: Follow, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(before, "_RENEW_SECONDS", 0.0)  # a new snapshot whenever one may be taken
+    monkeypatch.setattr("lance_memwal.feed.shard_changes._CHUNK_ENTRIES", 1)
+    whole, calls = lived(uri, follow, None, after)
+    assert len(whole) >= 5
+    for at in range(calls):
+        assert lived(uri, follow, at, after)[0] == whole, f"interrupted at request {at}"

@@ -1,6 +1,6 @@
-"""Checkpoints: what one needs stays, whatever collection and clean-up do; without one there is an error, never a wrong answer."""
-
-from __future__ import annotations
+"""Checkpoints: what one needs stays, whatever collection and clean-up do; without one there is an error, never a wrong
+answer.
+"""
 
 import shutil
 import threading
@@ -24,7 +24,7 @@ from lance_memwal.store.location import resolve
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.pins import read_pins
-from tests.kit.caches import nothing_kept
+from tests.kit.tables import nothing_kept
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SHARD = mw.shard_id_for(mw.Unsharded())
@@ -51,7 +51,6 @@ def put(table: mw.Table, numbers: list[int], value: str = "old", *, flush: bool 
 
 @contextmanager
 def watched(handler: Callable[[str], None]) -> Iterator[None]:
-    """Tell `handler` of every point that is reached."""
     crash_points.install(handler)
     try:
         yield
@@ -183,13 +182,35 @@ def test_a_name_is_taken_until_it_is_dropped(table: mw.Table) -> None:
         table.checkpoint_drop("b")
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a/b", "..", "a..b", "a.", "a.lock", "12", "2026-01-01", "20260101T10", "memwal1:x", 7]
-)
+_REFUSED = ["", "a/b", "..", "a..b", "a.", "a.lock", "12", "2026-01-01", "20260101T10", "memwal1:x", 7]
+_WORDS = ["latest", "earliest", "snapshot", "now", "Latest", "NOW"]
+
+
+@pytest.mark.parametrize("name", [*_REFUSED, *_WORDS])
 def test_a_name_with_another_meaning_is_refused(table: mw.Table, name: str) -> None:
     with pytest.raises(mw.InvalidInputError):
         table.checkpoint_create(name)
     assert table.checkpoints() == []
+
+
+@pytest.mark.parametrize(
+    "place", ["Größe", "a#b", "100%", "x%20y", "q?v=1", "日本/t", "[x]^`|<>/t#", "with space/it's", 'quo"te\\~']
+)
+def test_a_checkpoint_leaves_nothing_next_to_the_table(tmp_path: Path, place: str) -> None:
+    table = mw.create_table(str(tmp_path / place), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    put(table, [1])
+    table.checkpoint_create("first")
+    table.dataset.tags.delete("memwal-first")
+    table.maintain(grace_seconds=0)  # sets the tag again
+    assert "memwal-first" in table.dataset.tags.list()
+    put(table, [1], "new")
+    table.compact()
+    assert rows(table.at("first")) == {1: "old"}
+    table.checkpoint_drop("first")
+    assert table.dataset.tags.list() == {}
+    top, *below = Path(place).parts
+    assert [path.name for path in tmp_path.iterdir()] == [top]
+    assert [path.name for path in (tmp_path / top).iterdir()] == below or not below
 
 
 @pytest.mark.parametrize("lifetime", [NOW, timedelta(seconds=-1), 5])
@@ -300,7 +321,7 @@ def test_a_checkpoint_that_is_made_while_collection_runs_is_whole(table: mw.Tabl
 def test_a_checkpoint_that_collection_always_outran_is_none(table: mw.Table) -> None:
     old = table.snapshot()
     live_on(table)
-    with pytest.raises(mw.ConflictError, match="faster"):
+    with pytest.raises(mw.ConflictError, match="checkpoint 'a'"):
         create_checkpoint(lambda: table.base, lambda: old, "a", None)
     assert table.checkpoints() == []
     assert table.verify().ok
@@ -436,3 +457,29 @@ def test_a_name_that_is_not_there_cannot_be_dropped_beside_a_damaged_record(tabl
     with pytest.raises((mw.InvalidInputError, mw.CorruptDataError)):
         table.checkpoint_drop("b")
     assert not (Path(table.uri) / paths.CHECKPOINTS_DIR / "b").exists()
+
+
+# An entry that is there and damaged is told of as damage, below the cursor, too: nobody is sent away to load again.
+
+_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.int64())])
+_SHARD = mw.shard_id_for(mw.Unsharded())
+
+
+def counted_rows(*keys: int) -> list[dict[str, int]]:
+    return [{"id": key, "value": key} for key in keys]
+
+
+def cut(table: Path, position: int) -> None:
+    entry = table / paths.wal_entry_path(_SHARD, position)
+    entry.write_bytes(entry.read_bytes()[:-40])
+
+
+def test_a_checkpoint_whose_entry_is_damaged_was_not_collected(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), _SCHEMA, primary_key="id")
+    with table.writer(compaction=None) as writer:
+        writer.put(counted_rows(1))
+        table.checkpoint_create("then")
+        writer.flush()
+        cut(tmp_path / "t", 1)
+        with pytest.raises(mw.CorruptDataError, match="damaged"):
+            table.at("then").scan().to_table()

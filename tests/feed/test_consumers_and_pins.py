@@ -1,8 +1,8 @@
-"""What a consumer reads is pinned before it is read: the snapshot that it begins with, and every one that it takes later."""
+"""What a consumer reads is pinned before it is read: the snapshot that it begins with, and every one that it takes
+later, whose columns may be older than the table's.
+"""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -322,3 +322,169 @@ def test_a_consumer_that_asks_for_images_too_late_can_go_on_without(tmp_path: Pa
         assert "without before=True" in str(error)  # noqa: PT017 - either is right
     again = table.consumer("sync", until="now")
     assert of_other_rows(ops_of(again, "id", "v")) == [("u", 1, 2)], "its place is kept"
+
+
+# Readers of changes whose snapshot is older than the table's columns: columns are matched by field id, never by name.
+
+COLUMNS = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("a", pa.string()),
+        ("b", pa.int64()),
+        ("z", pa.string()),
+        ("s", pa.struct([("x", pa.int32()), ("y", pa.int32())])),
+    ]
+)
+ROW = {"id": 2, "a": "two", "b": 2, "z": "end", "s": {"x": 3, "y": 4}}
+BLOB = pa.field("data", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+
+
+def add(dataset: lance.LanceDataset) -> None:
+    dataset.add_columns(pa.schema([("c", pa.string())]))
+
+
+def rename_columns(*names: tuple[str, str]) -> Callable[[lance.LanceDataset], None]:
+    def change(dataset: lance.LanceDataset) -> None:
+        for path, name in names:
+            dataset.alter_columns({"path": path, "name": name})
+
+    return change
+
+
+def take_the_name(dataset: lance.LanceDataset) -> None:
+    dataset.alter_columns({"path": "a", "name": "t"})
+    lance.dataset(dataset.uri).add_columns(pa.schema([("a", pa.string())]))
+
+
+def make_again(dataset: lance.LanceDataset) -> None:
+    dataset.drop_columns(["b"])
+    lance.dataset(dataset.uri).add_columns(pa.schema([("b", pa.int64())]))
+
+
+def drop_column(dataset: lance.LanceDataset) -> None:
+    dataset.drop_columns(["a"])
+
+
+CHANGES: dict[str, tuple[Callable[[lance.LanceDataset], None], dict[str, Any]]] = {
+    "add": (add, ROW | {"c": None}),
+    "rename": (rename_columns(("b", "e")), {"id": 2, "a": "two", "e": 2, "z": "end", "s": ROW["s"]}),
+    "rename a field": (rename_columns(("s.y", "w")), ROW | {"s": {"x": 3, "w": 4}}),
+    "swap": (
+        rename_columns(("a", "t"), ("z", "a"), ("t", "z")),
+        {"id": 2, "z": "two", "b": 2, "a": "end", "s": ROW["s"]},
+    ),
+    "take the name": (take_the_name, {"id": 2, "t": "two", "b": 2, "z": "end", "s": ROW["s"], "a": None}),
+    "make again": (make_again, {"id": 2, "a": "two", "z": "end", "s": ROW["s"], "b": None}),
+    "drop": (drop_column, {"id": 2, "b": 2, "z": "end", "s": ROW["s"]}),
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterable[mw.Table]:
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    table.add([{**ROW, "id": 0, "b": None}])
+    table.compact()  # so that a data file has all columns, and their ids are not given again
+    yield table
+    table.close()
+
+
+def plain(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return [{name: value for name, value in row.items() if name == "_op" or name[0] != "_"} for row in rows]
+
+
+@pytest.mark.parametrize(("change", "shown"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_consumer_at_its_snapshot_continues_after_the_columns_changed(
+    table: mw.Table, change: Callable[[lance.LanceDataset], None], shown: dict[str, Any], committed: bool
+) -> None:
+    table.add([{**ROW, "id": 1}, ROW])
+    reader = table.consumer("mirror", start="snapshot", until="now")
+    for _ in reader:
+        if committed:
+            reader.commit()
+    change(table.dataset)
+    table.upsert([{"id": 3, "z": "new"}], missing="null")
+    found = plain(table.consumer("mirror", until="now"))
+    assert sorted(row["id"] for row in found) == ([3] if committed else [0, 1, 2, 3])
+    assert list(found[0]) == [*shown, "_op"]
+    assert committed or {**shown, "_op": "u"} in found
+
+
+@pytest.mark.parametrize(("change", "shown"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("stored", ["log", "sstable", "base table"])
+def test_images_of_rows_before_the_columns_changed(
+    table: mw.Table, change: Callable[[lance.LanceDataset], None], shown: dict[str, Any], stored: str
+) -> None:
+    with table.writer(compaction=None) as writer:
+        writer.put([ROW, {**ROW, "id": 3}])
+        if stored == "sstable":
+            writer.flush()
+    if stored == "base table":
+        table.compact()
+    consumer = table.consumer("mirror", until="now", before=True)
+    for _ in consumer:
+        consumer.commit()
+    snapshot, cursor = table.snapshot(), table.consumer("other", start="latest").cursor
+    change(table.dataset)
+    after = dict.fromkeys(shown) | {"id": 2, "z": "new"}
+    with table.writer(compaction=None) as writer:
+        writer.put([after])
+        writer.delete([3])
+        writer.put([{**after, "z": "newest"}])
+    expected = [
+        {**shown, "_op": "update_before"},
+        {**after, "_op": "update_after"},
+        {**shown, "id": 3, "_op": "delete"},
+        {**after, "_op": "update_before"},
+        {**after, "z": "newest", "_op": "update_after"},
+    ]
+    assert plain(table.consumer("mirror", until="now", before=True)) == expected
+    assert plain(table.changes(start=snapshot, until="now", before=True)) == expected
+    assert plain(table.changes(start=cursor, until="now", before=True)) == expected
+    for columns in (["z"], ["id"], list(reversed(shown))):
+        found = plain(table.changes(columns=columns, start=snapshot, until="now", before=True))
+        assert found == [{name: row[name] for name in [*columns, "_op"]} for row in expected]
+    net = plain(table.diff(snapshot, table.snapshot(), before=True).to_batches())
+    assert net == [expected[0], expected[4], expected[2]]
+    assert table.at(snapshot).get(2) == ROW
+
+
+def test_a_feed_that_is_open_while_the_columns_change_keeps_its_own(table: mw.Table) -> None:
+    feed = table.changes(start="latest", before=True)
+    found: list[dict[str, Any]] = []
+    take_the_name(table.dataset)
+    reader = iter(feed)
+    for number, after in enumerate([{"id": 0, "t": "x", "a": "new"}, {"id": 0, "t": "y", "a": "newer"}]):
+        table.upsert([after], missing="null")
+        found += plain([next(reader)])
+        assert len(found) == 2 * (number + 1)
+    feed.stop()
+    assert [(row["_op"], row["a"], row["b"]) for row in found] == [
+        ("update_before", "two", None),
+        ("update_after", "x", None),
+        ("update_before", "x", None),
+        ("update_after", "y", None),
+    ]
+
+
+def test_rows_of_a_snapshot_that_has_none_of_the_columns_are_all_there(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), pa.schema([("v", pa.int64())]), writer_defaults={"fsync": False})
+    table.add([{"v": 1}, {"v": 2}])
+    consumer = table.consumer("mirror", until="now")
+    add(table.dataset)
+    assert plain(table.consumer("mirror", columns=["c"], until="now")) == [{"c": None, "_op": "u"}] * 2
+    consumer.stop()
+    table.close()
+
+
+def test_blobs_of_a_column_that_was_renamed_are_compared(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), BLOB])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"fsync": False})
+    table.add([{"id": 1, "data": b"same"}, {"id": 2, "data": b"then"}])
+    table.compact()
+    snapshot = table.snapshot()
+    rename_columns(("data", "content"))(table.dataset)
+    table.upsert([{"id": 1, "content": b"same"}, {"id": 2, "content": b"now!"}])
+    assert table.diff(snapshot, table.snapshot()).column("id").to_pylist() == [2]
+    table.close()

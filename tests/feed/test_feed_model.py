@@ -1,8 +1,7 @@
-"""The feed against a model: random lives of a table, with readers that are killed, and every change exactly once."""
-
-from __future__ import annotations
+"""Random lives of tables: every change comes exactly once, and the answer asked later equals the answer recorded then."""
 
 import random
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from lance_memwal.feed.changes import ChangeFeed, Request
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.testing.clocks import SkippingClock
 from tests.harness.profile import scaled
-from tests.kit.feeds import EXTRA, apply
+from tests.kit.busy_life import KINDS, BusyLife, Moment, answers, make_table
+from tests.kit.feeds import apply
 from tests.kit.tables import create, keyed
 
 SCHEMA = keyed(pa.field("v", pa.int64()))
@@ -158,7 +158,7 @@ def test_every_change_comes_exactly_once_whatever_happens(tmp_path: Path, seed: 
     images = Reader(life, "images", start="latest", before=True)
     mirror = Reader(life, "mirror", start="snapshot")
     first = table.changes(start="latest").cursor
-    held = table.consumer("held", start=first)
+    table.consumer("held", start=first)
     for _ in range(scaled(ci=30, prove=80)):
         life.step()
         for reader in (plain, images, mirror):
@@ -173,14 +173,6 @@ def test_every_change_comes_exactly_once_whatever_happens(tmp_path: Path, seed: 
         apply(state, pa.RecordBatch.from_pylist([row]))
     assert {key: row["v"] for key, row in state.items()} == life.rows
     assert {row["id"]: row["v"] for row in table.scan().to_table().to_pylist()} == life.rows
-    net = [row for batch in table.changes(start=held.cursor, until="now", net=True) for row in batch.to_pylist()]
-    assert len({row["id"] for row in net}) == len(net)
-    after = dict(rows_then)
-    for row in net:
-        after.pop(row["id"], None)
-        if row["_op"] == "u":
-            after[row["id"]] = row["v"]
-    assert after == life.rows
     life.writer.close()
     assert table.verify().ok
 
@@ -215,7 +207,7 @@ def test_images_are_right_when_their_snapshot_is_renewed(tmp_path: Path, seed: i
     life.writer.close()
 
 
-def test_net_is_the_difference_of_two_snapshots(tmp_path: Path) -> None:
+def test_diff_of_snapshots_is_last_change_per_key(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), SCHEMA, sharding=mw.Bucket("id", 3))
     life = FeedLife(table, 11)
     for _ in range(12):
@@ -227,14 +219,69 @@ def test_net_is_the_difference_of_two_snapshots(tmp_path: Path) -> None:
     b = table.snapshot()
     changed = {row["id"]: (row["_op"], row["v"]) for row in table.diff(a, b).to_pylist()}
     known = {row["id"]: row["v"] for row in table.at(a).scan().to_table().to_pylist()}
-    net = [row for batch in table.changes(start=a, until=b, net=True) for row in batch.to_pylist()]
+    last = {row["id"]: row for batch in table.changes(start=a, until=b) for row in batch.to_pylist()}
     found: dict[int, tuple[str, int | None]] = {}
-    for row in net:
-        key, value = row["id"], row["v"]
+    for key, row in last.items():
         if row["_op"] == "u":
-            found[key] = ("update" if key in known else "insert", value)
+            found[key] = ("update" if key in known else "insert", row["v"])
         elif key in known:
             found[key] = ("delete", known[key])
     assert found == changed
-    assert all(name in net[0] for name in EXTRA)
     life.writer.close()
+
+
+# At random moments of a busy life the answer asked later equals the answer recorded then; collection may end a moment
+# that nobody keeps, with an error, and never changes its answer.
+
+NOW = timedelta(0)
+
+
+def live(table: mw.Table, kind: str, seed: int, moments: int, between: int) -> list[Moment]:
+    life, found, steps = BusyLife(table, kind, seed), [], []
+    try:
+        for number in range(moments):
+            steps = [life.step() for _ in range(between)]
+            found.append(life.moment(number, ", ".join(steps)))
+        for _ in range(between):
+            life.step()
+    finally:
+        life.close()
+    return found
+
+
+def check(table: mw.Table, moment: Moment, kind: str, by: object) -> None:
+    now = answers(table.at(by), kind)  # type: ignore[arg-type]
+    for name, said in moment.said.items():
+        assert now[name] == said, f"{name} at {moment.name or moment.snapshot}, after {moment.step}"
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_answer_asked_later_equals_the_answer_recorded_then(tmp_path: Path, kind: str) -> None:
+    table = make_table(str(tmp_path / "t"), kind)
+    moments = live(table, kind, seed=len(kind), moments=scaled(ci=3, prove=50), between=scaled(ci=6, prove=10))
+    for moment in moments:
+        check(table, moment, kind, moment.snapshot)
+    collected = attack(table, moments, kind)
+    assert collected, "an attack after which every moment is there is none"
+    assert table.verify().ok
+
+
+def attack(table: mw.Table, moments: list[Moment], kind: str) -> int:
+    """Collect and clean up with every grace; returns how many moments ended."""
+    ended = 0
+    for grace_seconds in scaled(ci=(3600, 0), prove=(3600, 1, 0)):
+        table.compact(flush=True)
+        table.maintain(versions=NOW if grace_seconds == 0 else timedelta(days=1), grace_seconds=grace_seconds)
+        ended = 0
+        for moment in moments:
+            if moment.name is not None:
+                check(table, moment, kind, moment.name)
+                assert table.at(moment.snapshot).count_rows() == len(moment.said["rows"])
+                continue
+            try:
+                check(table, moment, kind, moment.snapshot)
+            except mw.CollectedError:
+                ended += 1
+        assert not ended or grace_seconds < 3600
+    return ended

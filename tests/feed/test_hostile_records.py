@@ -1,12 +1,13 @@
-"""Whatever lies among the records of consumers, checkpoints and floors: it is named, the rest goes on, and dropping helps."""
-
-from __future__ import annotations
+"""Records of consumers, checkpoints and floors: whatever lies among them is named and the rest goes on; a lost answer
+writes none twice.
+"""
 
 import json
 import os
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.log.floor import Floor
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
-from lance_memwal.store.records import MAX_RECORD_BYTES, Records
+from lance_memwal.store.sequenced import MAX_RECORD_BYTES, Record, Records
 from lance_memwal.upkeep.consumer_records import ConsumerRecord, consumer_record
+from tests.kit.lost_answers import ANSWERS, Answer, losing
+from tests.kit.tables import create
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 CONSUMER = paths.record_dir(paths.CONSUMERS_DIR, "x")
@@ -264,14 +268,14 @@ def test_the_widest_record_of_a_hundred_thousand_shards_fits(tmp_path: Path) -> 
         begins=True,
     )
     records = Records(resolve(str(tmp_path)).store, CONSUMER)
-    assert records.create(1, record.value)
+    assert records.create(record)
     assert records.read(1).value["cursor"] == cursor
 
 
 def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     records = Records(resolve(str(tmp_path)).store, CONSUMER)
     with pytest.raises(mw.InvalidInputError, match="shards"):
-        records.create(1, {"cursor": "x" * MAX_RECORD_BYTES})
+        records.create(Record(1, {"cursor": "x" * MAX_RECORD_BYTES}))
     assert records.newest() is None
 
 
@@ -282,3 +286,109 @@ def test_a_cursor_that_is_none_is_damage_of_its_record_and_can_be_dropped(place:
         table.consumer("x", until="now")
     table.drop_consumer("x")
     list(table.consumer("x", until="now"))
+
+
+# A record of a consumer, a checkpoint or a floor whose create lost its answer is written once, and its writer
+# continues.
+
+LOST_ANSWERS_CONSUMER = paths.record_dir(paths.CONSUMERS_DIR, "c")
+LOST_ANSWERS_CHECKPOINT = paths.record_dir(paths.CHECKPOINTS_DIR, "p")
+ROW = {"id": 1, "v": 1, "s": "a"}
+
+
+def floor(table: mw.Table) -> Floor:
+    return Floor(table.location, SHARD)
+
+
+def names(table: mw.Table) -> list[str]:
+    return [info.name for info in table.consumers()] + [checkpoint.name for checkpoint in table.checkpoints()]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call that creates records in `directory`, what comes before it, and what holds after it."""
+
+    directory: str
+    call: Callable[[mw.Table], object]
+    holds: Callable[[mw.Table], bool]
+    before: Callable[[mw.Table], object] = lambda _: None
+
+
+CASES = {
+    "claim": Case(LOST_ANSWERS_CONSUMER, lambda t: t.consumer("c"), lambda t: names(t) == ["c"]),
+    "take over": Case(
+        LOST_ANSWERS_CONSUMER, lambda t: t.consumer("c"), lambda t: names(t) == ["c"], lambda t: t.consumer("c")
+    ),
+    "drop consumer": Case(
+        LOST_ANSWERS_CONSUMER, lambda t: t.drop_consumer("c"), lambda t: names(t) == [], lambda t: t.consumer("c")
+    ),
+    "checkpoint": Case(LOST_ANSWERS_CHECKPOINT, lambda t: t.checkpoint_create("p"), lambda t: names(t) == ["p"]),
+    "drop checkpoint": Case(
+        LOST_ANSWERS_CHECKPOINT,
+        lambda t: t.checkpoint_drop("p"),
+        lambda t: names(t) == [],
+        lambda t: t.checkpoint_create("p"),
+    ),
+    "announce": Case(FLOOR, lambda t: floor(t).announce(3, 1), lambda t: floor(t).announced() == 3),
+    "raise": Case(FLOOR, lambda t: floor(t).raise_to(3), lambda t: floor(t).position() == 3),
+}
+
+
+def filled(uri: str) -> mw.Table:
+    with create(uri) as table:
+        table.add([ROW])
+    return table
+
+
+def prepared(uri: str, case: Case) -> mw.Table:
+    case.before(table := filled(uri))
+    return table
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("name", CASES)
+def test_record_with_lost_answer_is_written_once(tmp_path: Path, name: str, answer: Answer) -> None:
+    case = CASES[name]
+    case.call(expected := prepared(str(tmp_path / "expected"), case))
+    table = prepared(str(tmp_path / "t"), case)
+    store, location = losing(table.uri, answer)
+    store.prefix = case.directory
+    if answer == "last error":
+        with pytest.raises(mw.UnavailableError):
+            case.call(mw.open_table(location))
+    else:
+        case.call(mw.open_table(location))
+        numbers = [Records(t.location.store, case.directory).numbers() for t in (table, expected)]
+        assert numbers[0] == numbers[1]
+    assert store.prefix is None
+    assert case.holds(table)
+    table.maintain(grace_seconds=0)
+    assert table.verify().ok
+    assert case.holds(table)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_commit_of_consumer_with_lost_answer_counts(tmp_path: Path, answer: Answer) -> None:
+    """A commit that raised an error may have landed: the next one continues from its own record."""
+    table = filled(str(tmp_path / "t"))
+    store, location = losing(table.uri, answer)
+    reader = mw.open_table(location).consumer("c", until="now")
+    assert sum(batch.num_rows for batch in reader) == 1
+    store.prefix = LOST_ANSWERS_CONSUMER
+    if answer == "last error":
+        with pytest.raises(mw.UnavailableError):
+            reader.commit()
+    reader.commit()
+    assert reader.lag() == 0
+    assert list(table.consumer("c", until="now")) == []
+
+
+def test_floor_raised_by_two_at_once_is_the_higher(tmp_path: Path) -> None:
+    """Another process raises the floor on top of a create whose answer was lost."""
+    table = create(str(tmp_path / "t"))
+    store, location = losing(table.uri, "exists")
+    store.prefix = FLOOR
+    store.after = lambda: Floor(table.location, SHARD).raise_to(7)
+    Floor(location, SHARD).raise_to(5)
+    assert Floor(table.location, SHARD).position() == 7
+    assert Records(table.location.store, FLOOR).numbers() == [1, 2]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.crash_tables import TableKind
+from tests.harness.shard_audit import TableKind
 from tests.kit.fenced_writers import Shard
 
 

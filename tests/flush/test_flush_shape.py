@@ -1,10 +1,11 @@
-"""What a flush refuses, what it leaves on storage, and what its result says."""
+"""What a flush refuses, leaves on storage and returns; the base table that it asks about columns answers for one version."""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ import lance
 import pyarrow as pa
 import pytest
 
+import lance_memwal as mw
 from lance_memwal.clock import SystemClock
-from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.errors import CorruptDataError, InvalidInputError, MemWalError, ObjectNotFoundError, UnavailableError
+from lance_memwal.lance.base import BaseTable, lance_errors, lance_read
 from lance_memwal.log.manifest_codec import decode_manifest
 from lance_memwal.rows.schema import FieldId, TableSchema
 from lance_memwal.sstable.write import write_sstable
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.write.once import OnceAppender
+from tests.kit.compaction import by_lance_only
 from tests.kit.flush_peer import KEY, Tables, key_field
 
 SCHEMA = pa.schema([key_field("id", pa.int64()), pa.field("v", pa.string())])
@@ -69,10 +74,13 @@ def test_other_columns_are_refused(tables: Tables) -> None:
         tables.write(rows.drop_columns(["_tombstone"]))
 
 
-def test_values_that_do_not_fit_are_refused(tables: Tables) -> None:
-    rows = pa.table({"id": ["x"], "v": ["a"], "_tombstone": [False]})
-    with pytest.raises(InvalidInputError, match="column 'id' does not fit the type int64"):
-        tables.write(rows)
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [(pa.array(["x"]), "does not fit the type int64"), (pa.nulls(1, pa.int64()), "must not hold nulls")],
+)
+def test_keys_that_do_not_fit_or_are_null_are_refused(tables: Tables, ids: pa.Array, reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"column 'id' {reason}"):
+        tables.write(pa.table({"id": ids, "v": ["a"], "_tombstone": [False]}))
 
 
 def test_more_dictionary_values_than_the_index_type_has_are_refused(tmp_path: Path) -> None:
@@ -87,12 +95,6 @@ def test_more_dictionary_values_than_the_index_type_has_are_refused(tmp_path: Pa
     assert tables.write(batches[:1]).physical_rows == 100
     with pytest.raises(InvalidInputError, match="column 'd' does not fit"):
         tables.write(batches)
-
-
-def test_a_null_key_is_refused(tables: Tables) -> None:
-    rows = pa.table({"id": pa.array([None], pa.int64()), "v": ["a"], "_tombstone": [False]})
-    with pytest.raises(InvalidInputError, match="column 'id' must not hold nulls"):
-        tables.write(rows)
 
 
 def test_thousands_of_small_batches_become_one_fragment(tables: Tables) -> None:
@@ -163,14 +165,6 @@ def test_with_fsync_the_finished_directory_is_synced_last(tmp_path: Path) -> Non
         tables.location, tables.shard, 2, rows, schema=tables.schema, storage_version="2.1", fsync=True
     )
     assert calls[-1] == ("sync_tree", f"_mem_wal/{tables.shard}/{sstable.path}")
-
-
-@pytest.mark.parametrize("part", ["bloom_filter.bin", "_deletions", ".manifest"])
-def test_a_failing_store_fails_the_flush_whatever_it_was_writing(tmp_path: Path, part: str) -> None:
-    tables = Tables(tmp_path, SCHEMA)
-    tables.location = resolve(tables.uri, wrap=lambda inner: RecordingStore(inner, [], fail=part))
-    with pytest.raises(UnavailableError, match="the store is gone"):
-        tables.write(tables.rows([{"id": 1, "v": "a"}, {"id": 1, "v": "b"}]))
 
 
 @pytest.mark.parametrize("target", ["data", "_pk_index"])
@@ -290,3 +284,266 @@ def test_the_base_table_is_not_touched(tables: Tables) -> None:
     assert tables.base.refresh().version == before
     shutil.rmtree(Path(tables.uri, "_mem_wal"))
     assert lance.dataset(tables.uri).count_rows() == 0
+
+
+POINT = pa.struct([("price", pa.decimal128(20, 3))])
+DECIMALS = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("d", pa.decimal128(20, 3)),
+        pa.field("wide", pa.decimal256(50, 5)),
+        pa.field("list", pa.list_(pa.decimal128(9, 2))),
+        pa.field("p", POINT),
+    ]
+)
+SHARD = mw.shard_id_for(mw.Unsharded())
+
+
+def shifted(count: int, start: int = 0) -> pa.RecordBatch:
+    """`count` rows as they come out of an IPC stream that begins 8 bytes beside an address that suits decimals."""
+    numbers = range(start, start + count)
+    values = [Decimal(number) / 4 for number in numbers]
+    given = pa.record_batch(
+        [list(numbers), values, values, [[value] for value in values], [{"price": value} for value in values]],
+        schema=DECIMALS,
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, DECIMALS) as stream:
+        stream.write_batch(given)
+    data = sink.getvalue()
+    room = pa.allocate_buffer(data.size + 8)
+    held = memoryview(room)
+    held[8:] = memoryview(data)
+    moved = pa.ipc.open_stream(pa.BufferReader(room.slice(8))).read_next_batch()
+    if any(buffer is not None and buffer.address % 16 for buffer in moved.column(1).buffers()):
+        return moved
+    return pa.ipc.open_stream(pa.BufferReader(data)).read_next_batch()
+
+
+def flush_of_a_claim(uri: str, batch: pa.RecordBatch) -> None:
+    once = OnceAppender(uri)
+    claim = once.claim(SHARD)
+    once.append(claim, [batch])
+    assert once.flush_tail(claim) == 1
+
+
+def large_append(uri: str, batch: pa.RecordBatch) -> None:
+    once = OnceAppender(uri, max_entry_bytes=1)
+    assert once.append(once.claim(SHARD), [batch]).generation == 1
+
+
+def flush_of_a_tail(uri: str, batch: pa.RecordBatch) -> None:
+    with_tail = mw.open_table(uri).shard_writer(fsync=False)
+    with_tail.put(batch)
+    with_tail.abort()
+    assert mw.open_table(uri).flush(idle_seconds=0).generations == 1
+
+
+def large_put(uri: str, batch: pa.RecordBatch) -> None:
+    with mw.open_table(uri).shard_writer(fsync=False, max_entry_bytes=1) as writer:
+        writer.put(batch)
+
+
+def put(uri: str, batch: pa.RecordBatch) -> None:
+    with mw.open_table(uri).shard_writer(fsync=False) as writer:
+        writer.put(batch)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])  # the layout of an entry depends on it
+@pytest.mark.parametrize("write", [flush_of_a_claim, flush_of_a_tail, large_append, large_put, put])
+def test_decimals_at_any_address_are_flushed(
+    write: Callable[[str, pa.RecordBatch], None], count: int, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "t")
+    table = mw.create_table(uri, DECIMALS, primary_key="id", sharding=mw.Unsharded(), writer_defaults={"fsync": False})
+    batch = shifted(count)
+    write(uri, batch)
+    assert table.scan(consistency="flushed").to_table().to_pylist() == batch.to_pylist()
+    table.compact()
+    assert table.scan().to_table().to_pylist() == batch.to_pylist()
+
+
+def test_a_table_is_made_of_decimals_at_any_address(tmp_path: Path) -> None:
+    batch = shifted(3)
+    table = mw.create_table(str(tmp_path / "t"), batch, primary_key="id", sharding=mw.Unsharded())
+    assert table.scan().to_table().to_pylist() == batch.to_pylist()
+
+
+GAPPED = pa.schema(
+    [
+        pa.field("a", pa.int32()),
+        key_field("id", pa.int64()),
+        pa.field("s", pa.struct([pa.field("x", pa.int32()), pa.field("l", pa.list_(pa.string()))])),
+        pa.field("v", pa.list_(pa.float32(), 2)),
+        pa.field("z", pa.int32()),
+    ]
+)
+
+
+def opened(uri: str) -> BaseTable:
+    base = BaseTable.open(resolve(uri))
+    assert base is not None
+    return base
+
+
+def test_no_table_is_an_answer(tmp_path: Path) -> None:
+    assert BaseTable.open(resolve(str(tmp_path / "nothing"))) is None
+
+
+def test_a_directory_with_shards_but_no_dataset_is_no_base_table(tmp_path: Path) -> None:
+    (tmp_path / "table" / "_mem_wal").mkdir(parents=True)
+    assert BaseTable.open(resolve(str(tmp_path / "table"))) is None
+
+
+def test_a_damaged_manifest_is_an_error_and_not_absence(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    lance.write_dataset(GAPPED.empty_table(), uri)
+    (manifest,) = (tmp_path / "table" / "_versions").glob("*.manifest")
+    manifest.write_bytes(b"x" * 40)
+    with pytest.raises(MemWalError):
+        BaseTable.open(resolve(uri))
+
+
+def test_a_version_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    lance.write_dataset(GAPPED.empty_table(), tmp_path / "table")
+    with pytest.raises(MemWalError):
+        BaseTable.open(resolve(str(tmp_path / "table")), version=7)
+
+
+def test_schema_ids_and_key_of_a_table_with_dropped_columns(tmp_path: Path) -> None:
+    base = Tables(tmp_path, GAPPED, drop=["a", "z"], storage="2.0").base
+    assert base.schema.names == ["id", "s", "v"]
+    assert base.field_ids == (1, 2, 3, 4, 5, 6)
+    assert base.column_ids == {"id": 1, "s": 2, "v": 6}
+    assert base.primary_key == ("id",)
+    assert base.data_storage_version == "2.0"
+    assert [(f.id, f.name, f.parent_id) for f in base.manifest.fields] == [
+        (1, "id", -1),
+        (2, "s", -1),
+        (3, "x", 2),
+        (4, "l", 2),
+        (5, "item", 4),
+        (6, "v", -1),
+    ]
+    assert base.details is not None
+    assert base.details.maintain_all_indexes is True
+    assert [entry.name for entry in base.index_entries] == ["__lance_mem_wal"]
+
+
+def test_a_table_without_mem_wal_has_no_details(tmp_path: Path) -> None:
+    lance.write_dataset(GAPPED.empty_table(), tmp_path / "table")
+    base = opened(str(tmp_path / "table"))
+    assert base.details is None
+    assert base.index_entries == ()
+
+
+def test_refresh_returns_itself_until_somebody_commits(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, GAPPED)
+    base = tables.base
+    assert base.refresh() is base
+    lance.dataset(tables.uri).drop_columns(["z"])
+    newer = base.refresh()
+    assert newer.version == base.version + 1
+    assert newer.schema.names == ["a", "id", "s", "v"]
+    assert base.schema.names == ["a", "id", "s", "v", "z"]
+    assert newer.refresh() is newer
+    assert newer.details == base.details
+
+
+def test_an_old_version_can_be_opened(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, GAPPED)
+    lance.dataset(tables.uri).drop_columns(["z"])
+    old = BaseTable.open(tables.location, version=1)
+    assert old is not None
+    assert old.version == 1
+    assert old.details is None
+    assert old.schema.names[-1] == "z"
+
+
+def test_datasets_with_old_manifest_names_are_read(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    lance.write_dataset(GAPPED.empty_table(), uri, enable_v2_manifest_paths=False).initialize_mem_wal()
+    assert (tmp_path / "table" / "_versions" / "2.manifest").exists()
+    base = opened(uri)
+    assert base.version == 2
+    assert base.details is not None
+    assert base.takes_hand_commit
+    assert base.path_of(3) == "_versions/3.manifest"
+
+
+def test_a_hand_made_commit_is_taken_where_the_manifest_is_known_to_be_safe(tmp_path: Path) -> None:
+    base = Tables(tmp_path, GAPPED).base
+    assert base.takes_hand_commit
+    assert base.manifest_bytes.endswith(b"LANC")
+    uri = str(tmp_path / "stable")
+    lance.write_dataset(GAPPED.empty_table(), uri, enable_stable_row_ids=True)
+    assert opened(uri).takes_hand_commit
+    assert not opened(uri).takes_staged_commit
+    uri = str(tmp_path / "other bases")
+    lance.write_dataset(GAPPED.empty_table(), uri, **by_lance_only(uri))
+    assert not opened(uri).takes_hand_commit
+
+
+def test_a_key_of_a_forbidden_type_is_refused_when_it_is_asked_for(tmp_path: Path) -> None:
+    schema = pa.schema([key_field("size", pa.float64())])
+    lance.write_dataset(pa.table({"size": [0.5]}, schema=schema), tmp_path / "table")
+    with pytest.raises(InvalidInputError, match="double"):
+        _ = opened(str(tmp_path / "table")).primary_key
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (ValueError("x"), InvalidInputError),
+        (TypeError("x"), InvalidInputError),
+        (pa.ArrowInvalid("x"), InvalidInputError),
+        (OSError("x"), UnavailableError),
+        (RuntimeError("x"), UnavailableError),
+        (ObjectNotFoundError("p"), ObjectNotFoundError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_errors_of_lance_become_ours(raised: BaseException, expected: type[BaseException]) -> None:
+    with pytest.raises(expected), lance_errors("reading"):
+        raise raised
+
+
+def test_the_text_of_a_foreign_error_shows_no_query_and_no_source_place() -> None:
+    text = "Generic error: https://host/container/blob?sv=2020&sig=secret%3D failed, /home/x/rust/lance/src/io.rs:17:3"
+    with pytest.raises(UnavailableError) as caught, lance_errors("reading"):
+        raise OSError(text)
+    assert str(caught.value) == "reading: Generic error: https://host/container/blob?... failed"
+    assert caught.value.__suppress_context__
+
+
+def test_a_panic_inside_lance_is_an_error_like_any_other(tmp_path: Path) -> None:
+    from lance.file import LanceFileReader
+
+    (tmp_path / "empty.lance").write_bytes(b"")
+    with pytest.raises(UnavailableError) as caught, lance_errors("reading"):
+        LanceFileReader(str(tmp_path / "empty.lance"))
+    assert not caught.value.retryable
+    location = resolve(str(tmp_path))
+    with pytest.raises(CorruptDataError):
+        lance_read(location, "empty.lance", lambda: LanceFileReader(str(tmp_path / "empty.lance")))
+
+
+def test_a_read_that_fails_once_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"bytes")
+    answers = iter([OSError("a moment of weakness"), 42])
+
+    def read() -> int:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    assert lance_read(resolve(str(tmp_path)), "file", read) == 42
+
+
+def test_a_file_that_is_gone_is_reported_as_gone(tmp_path: Path) -> None:
+    def read() -> int:
+        raise OSError("cannot open")
+
+    with pytest.raises(ObjectNotFoundError):
+        lance_read(resolve(str(tmp_path)), "file", read)

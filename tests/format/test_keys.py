@@ -224,9 +224,7 @@ def test_decoding_gives_the_columns_back(case: tuple[list[pa.DataType], list[tup
 
 
 @given(keys(), st.integers(1, 4))
-def test_sliced_columns_encode_and_hash_like_copies(
-    case: tuple[list[pa.DataType], list[tuple[Any, ...]]], skip: int
-) -> None:
+def test_sliced_columns_hash_like_copies(case: tuple[list[pa.DataType], list[tuple[Any, ...]]], skip: int) -> None:
     kinds, rows = case
     sliced = [array.slice(skip) for array in columns_of(kinds, rows)]
     copies = columns_of(kinds, rows[skip:])
@@ -238,9 +236,7 @@ def test_sliced_columns_encode_and_hash_like_copies(
     st.lists(st.sampled_from([*KEY_TYPES, *OWN_TYPES]), min_size=1, max_size=3),
     st.lists(st.binary(max_size=30), max_size=4),
 )
-def test_hostile_bytes_decode_to_keys_that_encode_back_or_are_refused(
-    kinds: list[pa.DataType], hostile: list[bytes]
-) -> None:
+def test_hostile_bytes_decode_to_valid_keys_or_are_refused(kinds: list[pa.DataType], hostile: list[bytes]) -> None:
     encoded = pa.array(hostile, pa.binary())
     try:
         columns = decode_composite(encoded, kinds)
@@ -420,9 +416,7 @@ def as_bytes(value: Any) -> Any:
 
 @given(keys())
 @settings(max_examples=60)
-def test_one_key_becomes_the_value_that_arrays_of_keys_have(
-    case: tuple[list[pa.DataType], list[tuple[Any, ...]]],
-) -> None:
+def test_one_key_equals_the_value_in_arrays(case: tuple[list[pa.DataType], list[tuple[Any, ...]]]) -> None:
     kinds, rows = case
     columns = columns_of(kinds, [row for row in rows if None not in row])
     form = KeyForm.of(kinds)
@@ -459,9 +453,7 @@ TIMES = [
 
 
 @pytest.mark.parametrize(("kind", "values"), OWN_KEYS, ids=[str(kind) for kind, _ in OWN_KEYS])
-def test_the_short_way_from_a_value_to_a_key_never_contradicts_the_long_one(
-    kind: pa.DataType, values: list[Any]
-) -> None:
+def test_short_key_path_agrees_with_the_long_one(kind: pa.DataType, values: list[Any]) -> None:
     schema = TableSchema.from_arrow(pa.schema([pa.field("k", kind, nullable=False, metadata={KEY: "true"})]))
     forms = [form for value in values for form in (value, *other_forms(kind, value))]
     known = 0
@@ -477,9 +469,7 @@ def test_the_short_way_from_a_value_to_a_key_never_contradicts_the_long_one(
 
 @given(keys())
 @settings(max_examples=40)
-def test_lance_finds_exactly_the_values_that_are_written_into_a_filter(
-    case: tuple[list[pa.DataType], list[tuple[Any, ...]]],
-) -> None:
+def test_lance_finds_the_values_of_key_filters(case: tuple[list[pa.DataType], list[tuple[Any, ...]]]) -> None:
     kinds, rows = case
     kind, column = kinds[0], columns_of(kinds, rows)[0]
     known = column.drop_null()

@@ -3,8 +3,6 @@
 Prints totals per decoder, and what failed with its seed and number; goes on after a failure, up to a few per decoder.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -18,7 +16,6 @@ _MOST_FAILURES = 5
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 if a decoder failed."""
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="decoders; all, if none is named")
     parser.add_argument("--inputs", type=int, default=1_000_000)

@@ -1,7 +1,5 @@
 """Decoders of what a person, a page or another program asks for: texts, options, environments, data files, HTTP requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -88,7 +86,7 @@ def spark_options(data: bytes) -> None:
 
 def spark_options_corpus() -> list[bytes]:
     reading = {"path": "/t", "columns": "id, v", "rowsPerPartition": "100", "asOf": "17", "storage.region": "eu"}
-    writing = {"path": "/t", "txnAppId": "a", "txnVersion": "7", "inlineBytes": "4m", "ifAbsent": "true"}
+    writing = {"path": "/t", "txnAppId": "a", "txnVersion": "7", "maxBytesPerTrigger": "4m", "ifAbsent": "true"}
     return [json.dumps(given).encode() for given in (reading, writing, {"path": "/t", "maxBytesPerTrigger": "1g"})]
 
 
@@ -107,28 +105,31 @@ def spark_filter_corpus() -> list[bytes]:
     return [
         b"Europe/Oslo\nat > timestamp '2026-01-31 12:00:00' and id in (1, 2)",
         b"+01:30\nid = 3 or at <= timestamp '2026-01-31'",
-        b"\nplain = timestamp '2026-01-31 12:00:00' and length('a''b') = 3",
+        b"\nplain = timestamp_ntz '2026-01-31 12:00:00' and not (id is null or id between -3 and 7)",
     ]
 
 
 def stream_offset(data: bytes) -> None:
     """An offset of the change feed in the checkpoint of a query of Spark."""
     from lance_memwal.errors import InvalidInputError
-    from lance_memwal.spark.offsets import checked_offset, cursor_of_offset, offset_of
+    from lance_memwal.spark.feed import checked_offset, cursor_of_offset, offset_of
 
     try:
         given = json.loads(data)
     except (ValueError, RecursionError):
         raise InvalidInputError("Spark hands over JSON") from None
     found = checked_offset(given)
-    same = offset_of(cursor_of_offset(found.get("table"), found))
-    assert same == {name: found[name] for name in ("shards", "table", "snapshot") if found.get(name) is not None}
+    cursor = cursor_of_offset(found.get("table"), found)
+    assert cursor_of_offset(None, offset_of(cursor)) == cursor
+    if "initial" not in found:
+        assert offset_of(cursor)["shards"] == found["shards"]
 
 
 def stream_offset_corpus() -> list[bytes]:
     plain = {"shards": {_SHARD: 17, "11112233-4455-4677-8899-aabbccddeeff": 1}, "table": "0a1b2c3d"}
-    first = plain | {"snapshot": "memwal1:0a1b2c3d:7:ABEiM0RVRneImaq7zN3u_w.3.17.20"}
-    return [json.dumps(offset).encode() for offset in (plain, first, {"shards": {}})]
+    begin = f"c1,0a1b2c3d,{_SHARD}=16/0/memwal1:0a1b2c3d:7:ABEiM0RVRneImaq7zN3u_w.3.17.20"
+    offsets = (plain, plain | {"initial": begin}, plain | {"began_at": begin}, {"shards": {}})
+    return [json.dumps(offset).encode() for offset in offsets]
 
 
 # ---------------------------------------------------------------------------------------------------------- environment
@@ -246,7 +247,6 @@ def _ask(method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]
 
 
 def query_of_the_page(data: bytes) -> None:
-    """The body of a query."""
     size = str(len(data)).encode()
     _ask("POST", "/api/query", b"", [(b"content-type", b"application/json"), (b"content-length", size)], data)
 

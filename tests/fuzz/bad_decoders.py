@@ -1,7 +1,5 @@
 """Decoders with one fault each: the fuzzer must find every one of them."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import time

@@ -7,11 +7,8 @@ Imports of memwal happen inside the functions, so that one broken module fails i
 
 Not here, and why: files of Lance's own format, which Lance reads (what we read out of them ourselves is here); what the tasks
 and the two halves of one Spark job tell each other, which comes with code that they run; predicates of Polars and expressions
-of pyarrow, which libraries of this process make; requests to the exporter, whose names are read as the page reads them, and
-whose path is one of two.
+of pyarrow, which libraries of this process make.
 """
-
-from __future__ import annotations
 
 import struct
 import zlib
@@ -22,7 +19,6 @@ from typing import Any, NamedTuple
 
 import asked_decoders as asked
 import entries_with_blobs as blobs
-import lance_decoders as lance
 import message_decoders as messages
 import stored_decoders as stored
 from inputs import committed
@@ -147,10 +143,12 @@ def wal_extension_behind_a_true_footer(data: bytes) -> None:
 def wal_extension_corpus() -> list[bytes]:
     return [
         b"",
-        b'{"txn":{"app":"a","version":7,"query":null}}',
-        b'{"t":"0123abcd","ms":1700000000000,"txns":[["a",7,null,0,3]],"delta":{"b":[1,2,null]},"seal":3}',
+        b'{"ms":1,"txns":[["a",7,null,0,null]]}',
+        b'{"t":"0123abcd","ms":1700000000000,"txns":[["a",7,null,0,3]],"delta":{},"seal":3}',
+        b'{"t":"0123abcd","ms":1700000000000,"base":17}',
+        b'{"t":"0123abcd","ms":1700000000000,"base":17,"fragments":4}',
         b'{"ms":1,"bulk":{"generation":4,"path":"00c0ffee_gen_4","sizes":[1,10,null]},"joint":true}',
-        b'{"txn":{"app":"a","version":7,"query":"q"},"seen":{"a":[7,1700000000000,"q"],"b":[1,2,null]}}',
+        b'{"ms":2,"txns":[["a",8,"q",0,2]],"seen":{"a":[7,1700000000000,"q"],"b":[1,2,null]}}',
     ]
 
 
@@ -188,9 +186,10 @@ def rows_of_an_entry(data: bytes) -> None:
     """A stream without a footer, whose rows are made to fit the columns of a table."""
     from lance_memwal.log.entry import decode_entry
     from lance_memwal.rows.adapt import RowAdapter
+    from lance_memwal.types import BaseMark
 
     for batch in decode_entry(data, 1).batches:
-        rows, _ = RowAdapter(_table()).adapt(batch, position=1)
+        rows, _ = RowAdapter(_table()).adapt(batch, BaseMark(7), position=1)
         rows.validate(full=True)
 
 
@@ -299,25 +298,16 @@ TARGETS: dict[str, Target] = {
         Target(stored.checkpoint_record, stored.checkpoint_record_corpus),
         Target(stored.floor_record, stored.floor_record_corpus),
         Target(stored.owner_record, stored.owner_record_corpus),
-        Target(stored.transaction_map, stored.transaction_map_corpus),
         Target(stored.compaction_marks, stored.compaction_marks_corpus),
         Target(stored.merge_setting, stored.merge_setting_corpus),
         Target(stored.lance_transaction, stored.lance_transaction_corpus),
         Target(stored.remembered_deletes, stored.remembered_deletes_corpus),
         Target(stored.deletes_behind_a_true_checksum, stored.deletes_stream_corpus),
-        Target(stored.roll_up, stored.roll_up_corpus),
-        Target(stored.roll_up_footer_behind_a_true_checksum, stored.roll_up_footer_corpus),
-        Target(stored.roll_up_facts_behind_a_true_checksum, stored.roll_up_facts_corpus),
-        Target(lance.term_map, lance.term_map_corpus),
-        Target(lance.posting_list, lance.posting_list_corpus),
-        Target(lance.covered_fragments, lance.covered_fragments_corpus),
-        Target(lance.parts_of_a_text_index, lance.parts_of_a_text_index_corpus),
         Target(stored.object_name, stored.object_name_corpus),
         Target(stored.staged_rows, stored.staged_rows_corpus),
         Target(messages.forwarded_write, messages.forwarded_write_corpus, is_asked=True),
         Target(messages.conversation, messages.conversation_corpus, is_asked=True),
         Target(messages.owners_answer, messages.owners_answer_corpus),
-        Target(messages.debezium_envelope, messages.debezium_envelope_corpus, is_asked=True),
         Target(messages.filter_text, messages.filter_text_corpus, is_asked=True),
         Target(messages.typed_key, messages.typed_key_corpus, is_asked=True),
         Target(asked.typed_text, asked.typed_text_corpus, is_asked=True),
@@ -382,7 +372,7 @@ def _our_entries() -> list[bytes]:
     encoder = EntryEncoder(schema, 3, 2)
     txns = (EntryTransaction(Transaction("app", 7, "q"), 0, 10),)
     footer = EntryFooter(table="0123abcd", written_ms=1_700_000_000_001, txns=txns, seen=seen)
-    bulk = EntryFooter(written_ms=1, txns=txns, delta=seen, seal=3, bulk=SsTable(4, "00c0ffee_gen_4", 1, 10, None))
+    bulk = EntryFooter(written_ms=1, txns=txns, seen=seen, seal=3, bulk=SsTable(4, "00c0ffee_gen_4", 1, 10, None))
     return [encoder.encode([batch, batch], footer), encode_sentinel(4, footer), encode_mark(4, bulk)]
 
 

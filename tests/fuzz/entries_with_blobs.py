@@ -1,7 +1,5 @@
 """Entries with blobs of the second layout as the peer writes them, and a place that has the files which they name."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -32,7 +30,6 @@ def place() -> Any:
 
 @cache
 def schema_with_blobs() -> Any:
-    """The columns of the table."""
     import pyarrow as pa
     from lance.blob import blob_field
 
@@ -55,7 +52,6 @@ def entry(*images: dict[str, Any] | None) -> bytes:
 
 
 def image(kind: int, **more: Any) -> dict[str, Any]:
-    """A blob as the peer says where it is."""
     return {"kind": kind, "data": None, "uri": None, "blob_id": None, "blob_size": None, "position": None, **more}
 
 

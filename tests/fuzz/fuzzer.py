@@ -13,8 +13,6 @@ exception, a crash of the process, more memory than the limit, more time for one
 To fuzz one more decoder: add it to `decoders.py`. To see the input of a failure: `mutate(seed, number, corpus)`.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

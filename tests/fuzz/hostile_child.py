@@ -5,8 +5,6 @@ killed, is what the test looks for. Rows that are more than the memory may be a 
 may have must not.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import traceback
@@ -20,10 +18,9 @@ import pyarrow as pa
 import lance_memwal as mw
 from lance_memwal.clock import BackOff
 from lance_memwal.errors import CorruptDataError, MemWalError
-from lance_memwal.log import manifest
 from lance_memwal.log.entry import MAX_ENTRY_BYTES, encode_sentinel
-from lance_memwal.rows.streams import stream_of
-from lance_memwal.store import paths
+from lance_memwal.rows.ipc_frames import stream_of
+from lance_memwal.store import paths, sequenced
 from lance_memwal.store.location import resolve
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter
@@ -211,7 +208,7 @@ def use_hostile_table(case: str, place: Path, pipe: Connection) -> None:
     assert os.waitpid(planter, 0)[1] == 0
     limit_memory(HEADROOM_BYTES)
     before = most_mib()
-    manifest._BACK_OFF = BackOff(0.0, 0.0)  # what is hostile is so at every try
+    sequenced.RETRY = BackOff(0.0, 0.0)  # what is hostile is so at every try
     table = mw.open_table(resolve(str(place), clock=SkippingClock()))
 
     def use(what: str, call: Callable[[], Any]) -> None:

@@ -4,13 +4,9 @@ Owns the directory `corpus`, one folder per decoder. `python tests/fuzz --renew`
 whose bytes have changed stays, as `old-…`: what was written once must still be read.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-
-__all__ = ["PLACE", "committed", "renew"]
 
 PLACE = Path(__file__).resolve().parent / "corpus"
 

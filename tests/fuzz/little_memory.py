@@ -3,12 +3,8 @@
 Owns `limit_memory` and `most_mib`. It stands by itself, so that the child of the fuzzer finds it as a script does.
 """
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
-
-__all__ = ["limit_memory", "most_mib"]
 
 
 def limit_memory(headroom_bytes: int) -> None:

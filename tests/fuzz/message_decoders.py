@@ -1,8 +1,5 @@
 """Decoders of what comes over the network, or from a person: messages between processes, envelopes, filters, typed keys."""
 
-from __future__ import annotations
-
-import json
 from typing import Any
 
 _SHARD = ("0a1b2c3d", "00112233-4455-4677-8899-aabbccddeeff", 3)
@@ -87,34 +84,6 @@ def owners_answer_corpus() -> list[bytes]:
     result, some = WriteResult(range(3, 5), False, 2, None, None), pa.table({"id": [1, 2]})
     rejecting = WriteResult(range(3, 5), False, 2, some, None)
     return [encode_answer(rejecting), encode_answer(7), encode_answers([result, ValueError("no")])]
-
-
-def debezium_envelope(data: bytes) -> None:
-    import pyarrow as pa
-
-    from lance_memwal.feed.debezium import from_debezium
-
-    fields = [
-        ("id", pa.int64()),
-        ("t", pa.timestamp("us")),
-        ("d", pa.decimal128(9, 2)),
-        ("b", pa.binary()),
-        ("y", pa.date32()),
-    ]
-    list(from_debezium([data], pa.schema(fields), "id"))
-
-
-def debezium_envelope_corpus() -> list[bytes]:
-    row = {"id": 1, "t": 1_700_000_000_000_000, "d": "12.50", "b": "aGk=", "y": 19_000}
-    told = {"field": "t", "name": "io.debezium.time.NanoTimestamp"}
-    precise = {"field": "d", "name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "2"}}
-    schema = {"fields": [{"field": "after", "fields": [told, precise]}]}
-    envelope = {"before": None, "after": row, "op": "c", "ts_ms": 1, "source": {}, "transaction": None}
-    return [
-        json.dumps(envelope).encode(),
-        json.dumps({"schema": schema, "payload": envelope | {"after": row | {"d": "BOI="}}}).encode(),
-        json.dumps(envelope | {"op": "d", "before": row, "after": None}).encode(),
-    ]
 
 
 def filter_text(data: bytes) -> None:

@@ -4,8 +4,6 @@ Owns the kinds of damage. Invariant: `mutate(seed, number, corpus)` depends on i
 reproduced from the two numbers that it prints.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import struct

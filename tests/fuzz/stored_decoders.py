@@ -1,9 +1,7 @@
-"""Decoders of what stands beside the log: records, cursors, maps, names, remembered deletes, roll-ups and staged rows.
+"""Decoders of what stands beside the log: records, cursors, maps, names, remembered deletes and staged rows.
 
 Each function takes the bytes of one object, or of one text in it, and asks everything that the engine asks of it.
 """
-
-from __future__ import annotations
 
 import json
 import struct
@@ -138,23 +136,6 @@ def owner_record_corpus() -> list[bytes]:
     return [json.dumps(near).encode(), json.dumps(near | {"address": "grpc+tls://a.example:4711"}).encode()]
 
 
-def transaction_map(data: bytes) -> None:
-    from lance_memwal.log.transactions import load_generation_maps
-    from lance_memwal.types import ShardManifest, ShardStatus, SsTable
-
-    tables = (SsTable(1, "00c0ffee_gen_1", 1, 1, None),)
-    manifest = ShardManifest(1, SHARD, 0, (), 1, 0, 0, 2, tables, ShardStatus.ACTIVE)
-    load_generation_maps(_location(data), manifest)
-
-
-def transaction_map_corpus() -> list[bytes]:
-    from lance_memwal.types import SeenTransaction
-    from tests.kit.logs import map_beside
-
-    digests = ((6, "0" * 32), (7, None))
-    return [map_beside({"app": SeenTransaction(7, 1_700_000_000_000, "q", digests), "b": SeenTransaction(1, 2, None)})]
-
-
 # ------------------------------------------------------------------------------------------------ texts of the base table
 
 
@@ -165,7 +146,7 @@ def compaction_marks(data: bytes) -> None:
 
     manifest = SimpleNamespace(schema_metadata=lambda: {marks.METADATA_KEY: data})
     base: Any = SimpleNamespace(manifest=manifest, details=SimpleNamespace(compacted={}))
-    assert all(number > 0 for number in marks.unmarked(base).values())
+    assert all(number > 0 for number in marks.compacted(base).values())
 
 
 def compaction_marks_corpus() -> list[bytes]:
@@ -250,69 +231,6 @@ def _stream_of(table: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-# ------------------------------------------------------------------------------------------------------------ roll-ups
-
-
-def roll_up(data: bytes) -> None:
-    """All that readers ask of a roll-up; one that turns out to be damaged later is of no use from then on."""
-    import numpy as np
-
-    from lance_memwal.errors import CorruptDataError
-    from lance_memwal.process.cache import CACHE
-    from lance_memwal.sstable.roll_up import RollUp
-
-    CACHE.clear()
-    found = RollUp(_location(data), "roll-up")
-    for number in range(min(3, len(found.sstables))):
-        found.rows_of(number)
-        found.facts_of(number)
-    if found.might_contain(np.array([0, 1 << 63, (1 << 64) - 1], np.uint64)) is None:
-        raise CorruptDataError("of no use")
-
-
-def roll_up_corpus() -> list[bytes]:
-    import numpy as np
-    import pyarrow as pa
-
-    from lance_memwal.sstable.roll_up import Copy, Keys, encode_roll_up
-    from lance_memwal.types import SsTable
-
-    rows = pa.table({"id": [1, 2, 3], "v": ["a", None, "c"]})
-    keys = Keys(pa.array([1, 2, 3]), np.array([0, 1, 2]), np.array([1]))
-    tables = [SsTable(n, f"{n:08x}_gen_{n}", 100, 3, 24) for n in (1, 2)]
-    copies = [Copy(tables[0], bytes(range(256)) * 128, b"manifest", keys, rows, rows.schema), Copy(tables[1])]
-    return [encode_roll_up(copies)]
-
-
-def roll_up_footer_behind_a_true_checksum(data: bytes) -> None:
-    (whole,) = roll_up_corpus()
-    (length, _, _) = struct.unpack("<II8s", whole[-16:])
-    roll_up(whole[: -16 - length] + data + struct.pack("<II8s", len(data), zlib.crc32(data), b"MWALROL1"))
-
-
-def roll_up_footer_corpus() -> list[bytes]:
-    (whole,) = roll_up_corpus()
-    (length, _, _) = struct.unpack("<II8s", whole[-16:])
-    return [whole[-16 - length : -16]]
-
-
-def roll_up_facts_behind_a_true_checksum(data: bytes) -> None:
-    (whole,) = roll_up_corpus()
-    footer = json.loads(roll_up_footer_corpus()[0])
-    start = footer["facts"][0]
-    footer["facts"] = [start, len(data), zlib.crc32(data)]
-    footer["rows"] = [[0, 0, 0], footer["facts"]]
-    footer["sstables"][1][3] = 2
-    text = json.dumps(footer).encode()
-    roll_up(whole[:start] + data + text + struct.pack("<II8s", len(text), zlib.crc32(text), b"MWALROL1"))
-
-
-def roll_up_facts_corpus() -> list[bytes]:
-    (whole,) = roll_up_corpus()
-    start, length, _ = json.loads(roll_up_footer_corpus()[0])["facts"]
-    return [whole[start : start + length]]
-
-
 # ------------------------------------------------------------------------------------------------------- names, streams
 
 
@@ -335,7 +253,7 @@ def object_name(data: bytes) -> None:
     assert generation is None or paths.sstable_dir(SHARD, name).endswith(name)
     assert version is None or 0 <= version < 1 << 64
     found = [number for number, _ in numbers] + [generation, version, transaction.read_version_of(name)]
-    found += [paths.parse_roll_up_name(name), paths.parse_table_name(name)]
+    found += [paths.is_roll_up_name(name) or None, paths.parse_table_name(name)]
     if all(one is None for one in found):
         raise CorruptDataError("the name of nothing")
 
@@ -350,7 +268,7 @@ def object_name_corpus() -> list[bytes]:
         paths.owner_path(SHARD, 7),
         paths.record_path("records", 5),
         paths.sstable_dir(SHARD, "00c0ffee_gen_4"),
-        paths.roll_up_path(SHARD, 1, 20, "0123456789abcdef"),
+        f"{paths.roll_up_dir(SHARD)}/1-20-0123456789abcdef.bin",
         manifest.version_path(7),
         manifest.old_version_path(7),
         "_transactions/3-0a1b.txn",
@@ -361,7 +279,7 @@ def object_name_corpus() -> list[bytes]:
 
 def staged_rows(data: bytes) -> None:
     """What a task of Spark left on storage for the commit: keys, or rows of a shard."""
-    from lance_memwal.rows.streams import read_stream
+    from lance_memwal.rows.ipc_frames import read_stream
 
     for batch in read_stream(data, "a piece of staged rows").to_batches():
         batch.serialize()

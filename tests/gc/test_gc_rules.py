@@ -1,17 +1,20 @@
-"""Collection removes what is proven dead, after the grace period, and nothing else."""
+"""Collection removes what is proven dead, after the grace period, and nothing else; a writer that slept through it is fenced."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
+from gc_child import put_and_stop
 
 import lance_memwal as mw
+from lance_memwal import crash_points
 from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions
@@ -21,6 +24,10 @@ from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.upkeep.gc import Collector
+from lance_memwal.upkeep.reports import CollectedObject
+from lance_memwal.upkeep.verify import ShardFindings
+from lance_memwal.write.once import OnceAppender
+from tests.harness.processes import start
 from tests.harness.profile import scaled
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -123,34 +130,28 @@ def test_old_staging_goes_and_new_staging_stays(tmp_path: Path) -> None:
     assert store.list_names(paths.STAGE_DIR) == ["new"]
 
 
-def test_a_failed_attempt_goes_only_once_its_generation_is_published(tmp_path: Path) -> None:
-    table = make(tmp_path / "t")
-    fill(table, 2)
-    store, shard = resolve(table.uri).store, shard_of(table)
-    for name in ("deadbeef_gen_2", "deadbeef_gen_3"):
-        store.put(paths.bloom_path(shard, name), b"x")
-    report = table.gc(grace_seconds=0)
-    assert [item.path for item in report.objects if item.kind == "orphan"] == [
-        paths.bloom_path(shard, "deadbeef_gen_2")
-    ]
-    assert "deadbeef_gen_3" in store.list_names(paths.shard_dir(shard))
-    assert table.count_rows() == 6
-
-
-def test_an_empty_directory_goes_once_its_generation_is_published(tmp_path: Path) -> None:
+def test_a_failed_attempt_or_empty_directory_goes_once_its_generation_is_published(tmp_path: Path) -> None:
     table = make(tmp_path / "t")
     fill(table, 2)
     shard = Path(table.uri) / paths.shard_dir(shard_of(table))
     for name in ("deadbeef_gen_1", "deadbeef_gen_2/data", "deadbeef_gen_3"):
         (shard / name).mkdir(parents=True)
+    store = resolve(table.uri).store
+    for name in ("deadbabe_gen_2", "deadbabe_gen_3"):
+        store.put(paths.bloom_path(shard_of(table), name), b"x")
     before = table.gc(grace_seconds=0, dry_run=True)
     report = table.gc(grace_seconds=0)
     assert before.objects == report.objects
-    gone = [item.path.rpartition("/")[2] for item in report.objects if item.kind == "orphan"]
-    assert gone == ["deadbeef_gen_1", "deadbeef_gen_2"]
-    assert sorted(path.name for path in shard.glob("deadbeef*")) == ["deadbeef_gen_3"]
+    gone = {
+        Path(item.path).relative_to(paths.shard_dir(shard_of(table))).parts[0]
+        for item in report.objects
+        if item.kind == "orphan"
+    }
+    assert gone == {"deadbabe_gen_2", "deadbeef_gen_1", "deadbeef_gen_2"}
+    assert sorted(path.name for path in shard.glob("dead*")) == ["deadbabe_gen_3", "deadbeef_gen_3"]
     assert report.objects_left == len([path for path in shard.rglob("*") if path.is_file()])
     assert table.gc().count("orphan") == 0
+    assert table.count_rows() == 6
 
 
 # ------------------------------------------------------------------------------------------------------- what stays
@@ -346,3 +347,200 @@ def test_pylance_opens_writes_and_reads_a_collected_shard(tmp_path: Path) -> Non
     assert (rows[0], rows[7777], rows[1], len(rows)) == ("peer", "peer", "2", 14)
     assert {row["id"]: row["v"] for row in table.scan().to_table().to_pylist()} == rows
     assert table.verify().ok
+
+
+IDS = pa.schema([pa.field("id", pa.int64())])
+SHARD = mw.shard_id_for(mw.Unsharded())
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> mw.Table:
+    return mw.create_table(str(tmp_path / "t"), IDS, sharding=mw.Unsharded())
+
+
+def rows(number: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array([number], pa.int64())})
+
+
+def ids(table: mw.Table) -> list[int]:
+    return sorted(table.scan().to_table().column("id").to_pylist())
+
+
+def flush_and_die(writer: mw.ShardWriter) -> None:
+    """End a writer that leaves no mark, which would carry a whole map."""
+    writer.publish(60)
+    writer.abort()
+
+
+def end_with_seal(table: mw.Table) -> None:
+    """Flush a shared epoch: the seal is the newest entry, and the cursor has passed it."""
+    appender = OnceAppender(table.uri)
+    claim = appender.claim(SHARD)
+    for number in (1, 2):
+        appender.append(claim, [rows(number)])
+        appender.flush_tail(claim)
+
+
+def end_with_rows(table: mw.Table) -> None:
+    """Flush an exclusive epoch without a mark: rows are the newest entry."""
+    for number in (1, 2):
+        writer = table.shard_writer(fsync=False)
+        writer.put(rows(number))
+        flush_and_die(writer)
+
+
+def end_without_maps(table: mw.Table) -> None:
+    """Flush an epoch of pylance, which writes no transaction maps."""
+    peer = lance.dataset(table.uri).mem_wal_writer(SHARD)
+    for number in (1, 2):
+        peer.put(pa.Table.from_batches([rows(number)]))
+    peer.close()
+
+
+@pytest.mark.parametrize("end", [end_with_seal, end_with_rows, end_without_maps])
+def test_newest_entry_of_flushed_log_stays(table: mw.Table, end: Callable[[mw.Table], None]) -> None:
+    """`append R8` rests on it, in every kind of epoch."""
+    end(table)
+    before = list_positions(table.location, SHARD)
+    (shard,) = table.shards()
+    assert shard.wal_tail == 0, "the cursor has passed every entry"
+    assert table.gc(grace_seconds=0).count("entry") > 0
+    assert list_positions(table.location, SHARD)[-1] == before[-1]
+
+
+def test_every_transaction_stays_known_when_all_that_may_go_is_gone(table: mw.Table) -> None:
+    writer = table.shard_writer(fsync=False)
+    for number in range(300):
+        writer.put(rows(number), txn=(f"app{number}", 1))
+    flush_and_die(writer)
+    removed = table.gc(grace_seconds=0).objects
+    assert sum(item.kind == "entry" for item in removed) == 256, "all below the whole map of the 257th entry"
+    assert list_positions(table.location, SHARD) == list(range(257, 301))
+    assert len(table.transactions()[SHARD]) == 300
+    table.compact()
+    table.gc(grace_seconds=0)
+    with table.shard_writer(fsync=False) as writer:
+        assert all(writer.put(rows(number), txn=(f"app{number}", 1)).skipped for number in range(300))
+    assert ids(table) == list(range(300))
+
+
+def test_entries_above_the_newest_whole_map_stay_although_they_are_flushed_and_carry_nothing(
+    table: mw.Table, tmp_path: Path
+) -> None:
+    writer = table.shard_writer(fsync=False)
+    for number in range(10):
+        writer.put(rows(number))
+    flush_and_die(writer)
+    assert table.gc(grace_seconds=0).objects == ()
+    writer = table.shard_writer(fsync=False)
+    writer.put(rows(10))
+    flush_and_die(writer)
+    assert sum(item.kind == "entry" for item in table.gc(grace_seconds=0).objects) == 10
+    tailer = WalTailer(str(tmp_path / "t"), SHARD)
+    assert [entry.is_sentinel for n in (11, 12) if (entry := tailer.read_entry(n)) is not None] == [True, False]
+
+
+def test_entries_that_are_not_flushed_stay_below_a_newer_whole_map(table: mw.Table) -> None:
+    """A crash leaves them, and the sentinel of the next writer, above them, has a map: only the cursor protects them."""
+    writer = table.shard_writer(fsync=False)
+    writer.put(rows(0))
+    writer.publish(60)
+    for number in (1, 2, 3):
+        writer.put(rows(number))
+    writer.abort()
+    writer = table.shard_writer(fsync=False)
+    for dry_run in (True, False):  # what is proposed is right, and not only what a second look leaves of it
+        found = table.gc(grace_seconds=0, dry_run=dry_run).objects
+        assert sum(item.kind == "entry" for item in found) == 1
+    writer.abort()
+    with table.shard_writer(fsync=False):
+        assert ids(table) == [0, 1, 2, 3]
+
+
+def test_a_transaction_that_comes_late_into_an_emptied_slot_is_not_believed(tmp_path: Path) -> None:
+    """Its process sleeps before its put, and dies right after it: nobody reads its rows, so nobody may skip them."""
+    uri = str(tmp_path / "t")
+    table = mw.create_table(uri, IDS, sharding=mw.Unsharded())
+    sleeper, other = OnceAppender(uri), OnceAppender(uri)
+    claim = sleeper.claim(SHARD)
+
+    def late(point: str) -> None:
+        if point == "once.before_put":
+            crash_points.install(None)
+            for number in (10, 11):
+                other.append(claim, [rows(number)], txn=("other", number))
+            other.flush_tail(claim)
+            table.gc(grace_seconds=0)
+            assert list_positions(table.location, SHARD) == [1, 4], "the slots between sentinel and seal are empty"
+            crash_points.install(die)
+
+    def die(point: str) -> None:
+        if point == "once.after_put":
+            raise TimeoutError
+
+    crash_points.install(late)
+    try:
+        sleeper.append(claim, [rows(1)], txn=("app", 1))
+    except TimeoutError:
+        pass
+    else:
+        raise AssertionError("the sleeper did not die")
+    finally:
+        crash_points.install(None)
+    assert list_positions(table.location, SHARD) == [1, 2, 4], "the late entry is there"
+    assert ids(table) == [10, 11]
+    assert not OnceAppender(uri).append(claim, [rows(1)], txn=("app", 1)).skipped
+    assert OnceAppender(uri).append(claim, [rows(1)], txn=("app", 1)).skipped
+    assert ids(table) == [1, 10, 11]
+
+
+STALLED = "11111111-2222-4333-8444-555555555555"
+
+
+def _wake_after_collection(place: Path, point: str) -> tuple[str, mw.Table]:
+    """What a writer says that was stopped at `point` while everything else happened."""
+    table = mw.create_table(
+        str(place),
+        pa.schema([("id", pa.int64()), ("v", pa.string())]),
+        primary_key="id",
+        sharding=mw.Manual(),
+        allow_keys_across_shards=True,
+    )
+    child = start(put_and_stop, table.uri, STALLED, point)
+    assert child.receive(20.0) == ("stopping",)
+    child.wait_until_stopped(20.0)
+    for value in ("first", "second"):
+        with table.shard_writer(STALLED, fsync=False) as successor:
+            successor.put({"id": [10], "v": [value]})
+    table.compact()
+    report = table.gc(grace_seconds=0)
+    assert report.count("entry") >= 1
+    assert not report.refused
+    child.resume()
+    message = child.receive(30.0)
+    assert message is not None
+    child.wait(30.0)
+    return message[0], table
+
+
+@pytest.mark.parametrize("point", ["wal.before_put", "flush.before_write", "flush.before_commit"])
+def test_a_writer_that_slept_through_everything_is_fenced(tmp_path: Path, point: str) -> None:
+    outcome, table = _wake_after_collection(tmp_path / "t", point)
+    assert outcome == "fenced"
+    assert {row["id"]: row["v"] for row in table.scan().to_table().to_pylist()} == {1: "acknowledged", 10: "second"}
+    table.compact()
+    assert sorted(lance.dataset(table.uri).to_table()["id"].to_pylist()) == [1, 10]
+    assert table.verify().ok
+
+
+def test_the_sentinels_are_what_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the protection off (sentinels are collected like any entry) the sleeper acknowledges, and its row is lost."""
+
+    def all_covered(self: Collector, shard: object, findings: ShardFindings) -> Iterator[CollectedObject]:
+        for position in sorted(findings.entries)[:-1]:
+            yield CollectedObject(paths.wal_entry_path(findings.shard_id, position), 0, "entry")
+
+    monkeypatch.setattr(Collector, "_entries", all_covered)
+    outcome, table = _wake_after_collection(tmp_path / "t", "wal.before_put")
+    assert outcome == "acknowledged"
+    assert table.get(2) is None

@@ -11,24 +11,17 @@ takeover   processes are stopped in the middle of anything, others take over, an
 It checks I1 to I12 of `docs/reliability.md`. A broken one is printed with the command that repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.harness.crash_child import live
-from tests.harness.crash_report import CrashFailure, CrashReport
-from tests.harness.memory_disk import memory_directory
-from tests.harness.progress import Progress
-from tests.harness.shard_crash import ShardLives
-from tests.harness.table_crash import LIVES_PER_TABLE, TableLives
+from tests.harness.deaths import CrashFailure, CrashReport
+from tests.harness.processes import Progress, memory_directory
+from tests.harness.shard_crash import ShardLives, live
+from tests.harness.table_crash import LIVES_PER_TABLE, TableLives, Takeovers
 from tests.harness.table_life import live_table
-from tests.harness.takeovers import Takeovers
-
-__all__ = ["CrashFailure", "CrashReport", "run_crashes", "run_takeovers"]
 
 _SHARD_TABLES: Final = 4  # every so many tables is one whose files are audited
 

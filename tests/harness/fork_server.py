@@ -4,15 +4,11 @@ Owns the imports and one warning filter: Lance warns at every fork, rightly wher
 imported. Not for import anywhere else.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import lance_memwal.cli as _command_line
-import tests.harness.crash_child as _crash_child
+import tests.harness.shard_crash as _crash_child
 import tests.harness.table_life as _table_life
-
-__all__ = ["PRELOADED"]
 
 PRELOADED = (_command_line, _crash_child, _table_life)
 warnings.filterwarnings("ignore", message="lance is not fork-safe")

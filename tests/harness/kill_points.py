@@ -5,8 +5,6 @@ the n-th time: the process kills itself (nothing is flushed, no handler runs, as
 (every thread, until it is continued). `obey_points` also tells which points a process comes to.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -14,26 +12,6 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from lance_memwal import crash_points
-
-__all__ = [
-    "ANY_POINT",
-    "BULK_POINTS",
-    "COMPACT_POINTS",
-    "COMPACT_POINTS_OF",
-    "FLUSH_POINTS",
-    "GC_POINTS",
-    "KEYED_FLUSH_POINTS",
-    "ONCE_POINTS",
-    "OPEN_POINTS",
-    "POINTS",
-    "PUT_POINTS",
-    "RESOLVE_POINTS",
-    "SERVE_POINTS",
-    "act_at",
-    "kill_at",
-    "obey_points",
-    "stop_at",
-]
 
 Handler: TypeAlias = Callable[[str], None]
 OPEN_POINTS: Final = ("open.after_claim", "open.after_sentinel", "replay.before_insert")
@@ -46,7 +24,6 @@ FLUSH_POINTS: Final = (
     "flush.after_commit",
 )
 KEYED_FLUSH_POINTS: Final = ("flush.before_sidecar",)
-ROLL_UP_POINTS: Final = ("rollup.before_put", "rollup.after_put")
 BULK_POINTS: Final = ("bulk.before_mark", "bulk.before_commit", "bulk.after_commit")
 RESOLVE_POINTS: Final = ("resolve.before_insert",)
 COMPACT_POINTS_OF: Final = {
@@ -75,15 +52,8 @@ COMPACT_POINTS_OF: Final = {
         "compact.before_trim",
         "compact.after_trim",
     ),
-    "append_in_two": (
-        "compact.chosen",
-        "compact.after_fragments",
-        "compact.between_commits",
-        "compact.after_commit",
-        "compact.before_trim",
-    ),
 }
-"""By the way in which a compaction commits: fragments of a table with a key, Lance's own merge, appends in one commit or two."""
+"""By the way in which a compaction commits: fragments of a table with a key, Lance's own merge, appends."""
 COMPACT_POINTS: Final = tuple(dict.fromkeys(point for points in COMPACT_POINTS_OF.values() for point in points))
 ONCE_POINTS: Final = (
     "once.before_look",
@@ -107,7 +77,6 @@ GC_POINTS: Final = (
     "gc.before_manifest",
     "gc.before_sstable",
     "gc.before_orphan",
-    "gc.before_rollup",
     "gc.after_delete",
 )
 OTHER_POINTS: Final = ("checkpoint.after_record", "close.before_mark", "compact.after_deletes", "park.before_stop")
@@ -118,7 +87,6 @@ POINTS: Final = (
     *PUT_POINTS,
     *FLUSH_POINTS,
     *KEYED_FLUSH_POINTS,
-    *ROLL_UP_POINTS,
     *BULK_POINTS,
     *RESOLVE_POINTS,
     *COMPACT_POINTS,

@@ -10,13 +10,13 @@ issued (I2), a write is whole or absent (I4), the deleted stay deleted and no ke
 write that returned before another began is there if the later one is (I3). The numbers are those of `docs/reliability.md`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-__all__ = ["Broken", "Oracle", "Row", "Value", "Write"]
+import pyarrow as pa
+
+from lance_memwal.types import WalEntry
 
 Value: TypeAlias = Hashable
 """What a reader can tell of a row beside its key: the number of the write that made it, or of those that did."""
@@ -142,11 +142,6 @@ class Oracle:
             if left is not None
         }
 
-    @property
-    def unsettled(self) -> int:
-        """Writes whose fate is not known."""
-        return sum(len(state.writes) for state in self._threads.values())
-
     # -------------------------------------------------------------------------------------------------------- verdict
 
     def check(self, rows: Iterable[Row]) -> list[Broken]:
@@ -230,3 +225,46 @@ class Oracle:
 def _writer_of(thread: Hashable) -> Hashable:
     """Threads that are named by numbers are of one writer; others are named (writer, thread)."""
     return thread[0] if isinstance(thread, tuple) else None
+
+
+# What the entries of a shard's log must be like, one after the other: the epochs of the protocol.
+#
+# A claimer that slept between its claim and its sentinel may place that sentinel above the one of its successor: the
+# second look at the manifest stops it before it writes a row, and a sentinel is no row. So epochs may fall from one
+# entry to the next, and those of rows may not.
+
+
+def epoch_faults(entries: Iterable[WalEntry]) -> Iterator[str]:
+    """What is wrong with the epochs of these entries, which come in the order of their positions.
+
+    An epoch has at most one sentinel. Its rows lie above that sentinel (the first epoch needs none) and below that of any higher
+    epoch.
+    """
+    epoch = 1
+    sentinels: set[int] = set()
+    for entry in entries:
+        where = f"position {entry.position}: epoch {entry.writer_epoch}"
+        if entry.is_sentinel:
+            if entry.writer_epoch in sentinels:
+                yield f"{where} has a second sentinel"
+            sentinels.add(entry.writer_epoch)
+        else:
+            if entry.writer_epoch < epoch:
+                yield f"{where} wrote above epoch {epoch}"
+            if entry.writer_epoch > 1 and entry.writer_epoch not in sentinels:
+                yield f"{where} wrote before its sentinel"
+        epoch = max(epoch, entry.writer_epoch)
+
+
+# Two reads of the same rows, compared.
+
+
+def require_same(what: str, fast: pa.Table, slow: pa.Table, *, but: str | None = None) -> None:
+    """An error unless both hold the same rows, in any order; the column `but` is not looked at."""
+    if set(fast.schema.names) != set(slow.schema.names):
+        raise AssertionError(f"I7: the {what} has columns {fast.schema.names}, not {slow.schema.names}")
+    names = [name for name in slow.schema.names if name != but]
+    shown, held = (sorted(map(repr, table.select(names).to_pylist())) for table in (fast, slow))
+    if shown != held:
+        lacks, more = set(held) - set(shown), set(shown) - set(held)
+        raise AssertionError(f"I7: the {what} lacks {lacks} and has {more}: {len(shown)} rows of {len(held)}")

@@ -3,13 +3,9 @@
 Owns `run_once_at`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lance_memwal import crash_points
-
-__all__ = ["run_once_at"]
 
 
 def run_once_at(point: str, action: Callable[[], object]) -> list[str]:

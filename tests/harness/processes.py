@@ -5,19 +5,19 @@ lock or runtime of a writer is inherited, and the import is paid once. A message
 arrives; a half-sent one reads as the end.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
-
-__all__ = ["Child", "start"]
+from typing import Any, Final, NoReturn
 
 _PRELOAD = "tests.harness.fork_server"
 _STOPPED = "T"
@@ -37,12 +37,10 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return int(self._process.pid or 0)
 
     @property
     def connection(self) -> Connection:
-        """The receiving end of its pipe, to wait for."""
         return self._pipe
 
     def receive(self, timeout_seconds: float) -> tuple[Any, ...] | None:
@@ -91,7 +89,6 @@ class Child:
 
 
 def start(target: Callable[..., None], *arguments: Any) -> Child:
-    """A child that runs `target(*arguments, pipe)`."""
     return Child(target, arguments)
 
 
@@ -106,3 +103,83 @@ def _states(pid: int) -> set[str]:
         with suppress(FileNotFoundError, ProcessLookupError):  # this thread has just ended
             states.add(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0])
     return states
+
+
+# How a process that may die any moment says what it does.
+#
+# Invariant: what several threads say arrives in the order in which it happened.
+
+
+class Voice:
+    """Sends messages of several threads in the order in which things happened."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def say(self, tag: str, *values: Any) -> None:
+        with self._lock:
+            self._pipe.send((tag, *values))
+
+
+def run_threads(count: int, work: Callable[[int], object]) -> None:
+    """Run `work(0)`, `work(1)`, … at once; an error with the tracebacks of those that failed."""
+    failures: list[str] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException:
+            failures.append(traceback.format_exc())
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise AssertionError("\n".join(failures))
+
+
+def tell_failure(voice: Voice) -> NoReturn:
+    """Tell the error of now, and end."""
+    with suppress(OSError):  # nobody listens any more
+        voice.say("failed", traceback.format_exc())
+    raise SystemExit(1) from None
+
+
+# Directories in memory, where a sync costs nothing: for tables whose processes die by signals, not by a loss of
+# power.
+#
+# Where the machine has no file system in memory with room, it is a directory like any other.
+
+_MEMORY: Final = Path("/dev/shm")
+_ROOM_BYTES: Final = 1 << 30
+
+
+@contextmanager
+def memory_directory() -> Iterator[Path]:
+    """An empty directory; whatever is there in the end is removed."""
+    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
+    with tempfile.TemporaryDirectory(
+        prefix="memwal-", dir=_MEMORY if has_room else None, ignore_cleanup_errors=True
+    ) as place:
+        yield Path(place)
+
+
+_EVERY_SECONDS: Final = 30.0
+
+
+class Progress:
+    def __init__(self) -> None:
+        self._began = self._told = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def tell(self, line: Callable[[], str], *, at_once: bool = False) -> None:
+        """Print a line if it is time for one, or `at_once`."""
+        if at_once or time.monotonic() - self._told > _EVERY_SECONDS:
+            self._told = time.monotonic()
+            print(line(), flush=True)

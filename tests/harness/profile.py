@@ -4,14 +4,10 @@ Owns the reading of `LANCE_MEMWAL_PROFILE`: `ci` (the default, what `make test` 
 Invariant: an unknown profile is an error, so that a misspelt proof never passes as one.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Final, TypeVar
 
 from lance_memwal.errors import InvalidInputError
-
-__all__ = ["PROFILES", "profile", "scaled"]
 
 PROFILES: Final = ("ci", "prove")
 _Value = TypeVar("_Value")

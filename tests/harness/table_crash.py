@@ -1,32 +1,20 @@
-"""Lives over whole tables, of one process or several at once, that are killed anywhere.
-
-Owns `TableLives`: it draws what kind of table a number is, and for every life its settings, its writes, and where it ends. The
-next life shows what is left before it goes on, and makes transactions again: all of which nobody knows whether they landed, and
-some that are known to be there. After a few lives the table must still do everything: see `finish_table`.
-"""
-
-from __future__ import annotations
+"""Lives over whole tables, of one process or several at once, that are killed or stopped anywhere."""
 
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from tests.harness.crash_report import CrashReport
-from tests.harness.deaths import DEADLINE_SECONDS, NEVER, Actor, Death, Ends, watch
-from tests.harness.kill_points import ANY_POINT, POINTS
+from tests.harness.deaths import DEADLINE_SECONDS, NEVER, Actor, CrashReport, Death, Ends, bury, watch
+from tests.harness.kill_points import ANY_POINT, GC_POINTS, POINTS
 from tests.harness.processes import start
-from tests.harness.settings import draw_settings
-from tests.harness.table_finish import finish_table
+from tests.harness.shard_crash import draw_settings
 from tests.harness.table_life import live_table
-from tests.harness.table_looks import CONSUMER
-from tests.harness.table_plan import Repeat, TableLife
 from tests.harness.table_record import TableRecord
-from tests.harness.table_shapes import SHAPES, Shape
-
-__all__ = ["LIVES_PER_TABLE", "SINK_SHAPES", "DrawnTable", "TableLives"]
+from tests.harness.table_shapes import CONSUMER, SHAPES, Repeat, Shape, TableLife, finish_table
 
 LIVES_PER_TABLE: Final = 16
 _KNOWN_REPEATED: Final = 2
@@ -84,7 +72,6 @@ class DrawnTable:
         return life
 
     def next_name(self) -> int:
-        """A name for a life that no other has."""
         self.lives += 1
         return self.lives
 
@@ -115,7 +102,6 @@ class DrawnTable:
             actor.kill()
 
     def watch(self, *actors: Actor) -> None:
-        """Hear these processes until they ended."""
         watch(actors, self.record.hear, lambda what: self.record.fail("I12", what), self.report)
 
     def finish(self) -> None:
@@ -128,8 +114,6 @@ class DrawnTable:
 
 
 class TableLives:
-    """One table and its lives."""
-
     def __init__(
         self,
         directory: str,
@@ -229,3 +213,144 @@ def _draw_settings(draw: random.Random, mode: str) -> dict[str, Any]:
     if draw.random() < 0.2:
         settings["commit_linger_ms"] = 2
     return settings
+
+
+# Processes that are stopped in the middle of anything, while others take over, write and collect; then they go on.
+#
+# Each but the last is stopped (SIGSTOP) at a point or at any instant; the next one takes the table over, acknowledges
+# writes, and tidies up; of three the second does nothing but compact and collect. The processes of some tables share
+# them, and then the owner of the shards is the one that is stopped. Then the stopped ones go on (SIGCONT), in any
+# order. Whatever each of them acknowledged, before or after, must be there, once; what it did not is there wholly or
+# not at all. Who looks at the table after a round makes transactions again of which nobody knows what became.
+
+_ROUNDS_PER_TABLE: Final = 6
+_SHARED_SHARDS: Final = 2  # who shares waits some seconds per shard for an owner that stands still
+
+
+class Takeovers:
+    def __init__(
+        self, directory: str, seed: int, report: CrashReport, target: Callable[..., None] = live_table
+    ) -> None:
+        again = f"make crash KILLS={_ROUNDS_PER_TABLE} SEED={seed} ARGS=--takeovers"
+        self._table = DrawnTable(directory, seed, report, again, target)
+        # All its rounds or none: who shares waits a minute for a writer that did not, and was killed.
+        self._is_shared = self._table.shape.shards <= _SHARED_SHARDS and self._table.draw.random() < 0.3
+
+    def run(self, takeovers: int) -> None:
+        """Make a few rounds, then show that all is there; `takeovers` are wanted at most."""
+        try:
+            self._run_all(takeovers)
+        finally:
+            self._table.end_all()
+
+    def _run_all(self, takeovers: int) -> None:
+        report = self._table.report
+        until = report.takeovers + takeovers
+        for _ in range(_ROUNDS_PER_TABLE):
+            if report.takeovers >= until:
+                break
+            self._round()
+        self._table.finish()
+
+    def _round(self) -> None:
+        table, draw = self._table, self._table.draw
+        table.record.settles = False  # until all of them ended: who is stopped may still write
+        lives = self._draw_lives(draw.choice((2, 2, 2, 3)))
+        table.record.context = f"lives={lives}"
+        asleep = [self._run_until_stopped(life) for life in lives[:-1]]
+        sleepers = [actor for actor in asleep if actor is not None]
+        last = table.begin(lives[-1])
+        self._hear_until(last, "done")
+        table.report.takeovers += len(sleepers)
+        if draw.random() < 0.5:
+            sleepers.reverse()
+        for actor in sleepers:
+            actor.child.resume()
+            if draw.random() < 0.5:
+                table.watch(actor)
+        table.watch(*[actor for actor in sleepers if not actor.ended])
+        last.kill()
+        table.watch(last)
+        table.record.settles = True
+        table.look("shared" if self._is_shared else "own")
+
+    def _draw_lives(self, count: int) -> list[TableLife]:
+        table, draw = self._table, self._table.draw
+        sinks = table.shape.name in SINK_SHAPES and draw.random() < 0.25 and not self._is_shared
+        common: dict[str, Any] = {"shows": False, "consumes": False, "alone": False, "parts": count}
+        if sinks:  # attempts of the same task
+            first = table.life("sink", part=0, **(common | {"parts": 1}))
+            common |= {"parts": 1, "seed": first.seed, "first_number": first.first_number}
+            twins = {"writes": first.writes, "twin": first.name, "settings": dict(first.settings)}
+            lives = [table.life("sink", **common, **twins, **self._stop(i, count)) for i in range(count)]
+            if count == 3:  # a collector has none of the keys
+                lives[1] = table.life("upkeep", **common, **(self._stop(1, count) | self._collecting()), part=1)
+            return lives
+        common |= {"changes_columns": False, "settled": table.record.settled()}
+        shared = self._is_shared
+        lives = []
+        for i in range(count):
+            mode = draw.choice(("own", "own", "own", "retake", "upkeep"))
+            if shared or (i == count - 1 and mode == "upkeep"):
+                mode = "shared" if shared else "own"
+            given = common | self._stop(i, count) | {"part": i}
+            if count == 3 and i == 1:
+                mode, given = "upkeep", given | self._collecting()
+            lives.append(table.life(mode, **given))
+        return lives
+
+    def _collecting(self) -> dict[str, Any]:
+        """What a collector does; half of them stop in the middle of it."""
+        draw = self._table.draw
+        stop = {"stop_at": (draw.choice(GC_POINTS), draw.choice((1, 2, 5)))} if draw.random() < 0.5 else {}
+        return {"collects": True, "beside_shared": self._is_shared, "writes": 3, **stop}
+
+    def _stop(self, place: int, count: int) -> dict[str, Any]:
+        """Where the process stops, all but the last; half of them at any instant. The last is done before others go on, so that
+        nobody may fence it."""
+        draw = self._table.draw
+        if place == count - 1:
+            return {"ending": "linger"}
+        chance = draw.random()
+        ending = {"ending": draw.choice(("close", "abort")), "may_be_fenced": True}
+        if chance < 0.3:
+            return ending
+        if chance < 0.7:
+            return ending | {"stop_at": (ANY_POINT, int(draw.choice((5, 20, 60)) * draw.random()) + 1)}
+        return ending | {"stop_at": (draw.choice(POINTS), draw.choice((1, 1, 2)))}
+
+    def _run_until_stopped(self, life: TableLife) -> Actor | None:
+        """The process, once it stands still; None if it ended before."""
+        actor = self._table.begin(life)
+        patience = None if life.stop_at is not None else self._table.draw.random() ** 2 * 0.3
+        if patience is not None and life.mode == "shared" and not self._hear_until(actor, "returned"):
+            return None  # at any instant of an owner: who stops while it claims holds up its host for half a minute
+        if not self._hear_until(actor, "stops", patience):
+            return None
+        try:
+            if patience is not None:
+                actor.child.stop()
+            actor.child.wait_until_stopped(DEADLINE_SECONDS)
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            self._table.watch(actor)
+            return None
+        self._table.report.killed_at["any instant" if life.stop_at is None else actor.place] += 1
+        return actor
+
+    def _hear_until(self, actor: Actor, tag: str, patience: float | None = None) -> bool:
+        """Hear a process until it says `tag`, or for `patience` seconds; False if it ended before."""
+        until = time.monotonic() + (patience or 0.0)
+        while True:
+            try:
+                message = actor.child.receive(DEADLINE_SECONDS if patience is None else until - time.monotonic())
+            except EOFError:
+                bury(actor, lambda what: self._table.record.fail("I12", what), self._table.report)
+                return False
+            if message is None:
+                if patience is None:
+                    self._table.record.fail("I12", f"nothing was heard for {DEADLINE_SECONDS} seconds")
+                return True
+            actor.note(message)
+            self._table.record.hear(message)
+            if message[0] == tag:
+                return True

@@ -6,14 +6,10 @@ thread has keys of its own, so that it knows what each of its writes leaves. Mes
 kill arrives.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import random
 import signal
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -32,7 +28,15 @@ from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
 from tests.harness.kill_points import obey_points
 from tests.harness.oracle import Write
-from tests.harness.table_looks import (
+from tests.harness.processes import Voice, run_threads, tell_failure
+from tests.harness.table_shapes import (
+    KEYS,
+    STREAM,
+    Attempt,
+    Repeat,
+    Shown,
+    TableLife,
+    added_name,
     check_checkpoints,
     consume,
     digest_of,
@@ -41,11 +45,6 @@ from tests.harness.table_looks import (
     show,
     shown_by_key,
 )
-from tests.harness.table_plan import STREAM, Attempt, Repeat, TableLife
-from tests.harness.table_shapes import KEYS, Shown, added_name
-from tests.harness.voice import Voice, tell_failure
-
-__all__ = ["live_table"]
 
 _PATIENCE: Final = Patience(wait_seconds=60, silent_seconds=0.0)
 _LARGE: Final = 24
@@ -101,22 +100,7 @@ class _Body:
             voice.say("opened", time.monotonic() - started)
 
     def run(self) -> None:
-        """Write with all threads, then end."""
-        failures: list[str] = []
-
-        def run(thread: int) -> None:
-            try:
-                _Scribe(self, thread).run()
-            except BaseException:
-                failures.append(traceback.format_exc())
-
-        threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(self.life.threads)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise AssertionError("\n".join(failures))
+        run_threads(self.life.threads, lambda thread: _Scribe(self, thread).run())
         self._end()
 
     def _end(self) -> None:
@@ -158,7 +142,6 @@ class _Scribe:
         self._dropped: set[str] = set()  # checkpoints
 
     def run(self) -> None:
-        """All that this thread does."""
         try:
             for count in range(self._life.writes):
                 number = self._life.own_numbers + count * self._life.threads + self._thread

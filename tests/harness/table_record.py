@@ -12,18 +12,13 @@ at the first promise that is broken. A write is atomic per shard, so every shard
 5. a change of the feed is one that somebody asked for, also if a later change of its key hides it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from tests.harness.crash_report import CrashFailure, CrashReport
+from tests.harness.deaths import CrashFailure, CrashReport
 from tests.harness.oracle import Broken, Oracle, Row, Value, Write
-from tests.harness.table_plan import STREAM, Attempt, Repeat
-from tests.harness.table_shapes import Shown
-
-__all__ = ["TableRecord"]
+from tests.harness.table_shapes import STREAM, Attempt, Repeat, Shown
 
 _IGNORED = frozenset({"dies", "done", "fenced", "stops"})  # they say how a process fares, nothing about the table
 _REMEMBERED = 12  # applications whose last transaction is made again now and then, although it returned
@@ -53,7 +48,6 @@ class TableRecord:
         self._written: set[tuple[str, str, int]] = set()  # application, shard and version that were written
 
     def hear(self, message: tuple[Any, ...]) -> None:
-        """Take one message of a process."""
         tag, values = message[0], message[1:]
         if tag in _IGNORED:
             return
@@ -64,7 +58,6 @@ class TableRecord:
         handler(*values)
 
     def fail(self, when: str, what: str) -> None:
-        """A promise is broken."""
         raise CrashFailure(f"{when} [{self.context}]: {what}\n  repeat it with: {self._again}")
 
     def promise(self) -> None:

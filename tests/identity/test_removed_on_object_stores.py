@@ -12,9 +12,7 @@ from tests.kit.identity import SCHEMA, row, shown
 pytestmark = pytest.mark.xdist_group("services")
 
 
-def test_a_minute_after_its_table_was_made_anew_a_writer_stops_and_its_entries_count_for_nothing(
-    s3_table: tuple[str, dict[str, str]],
-) -> None:
+def test_writer_of_a_recreated_table_stops_after_a_minute(s3_table: tuple[str, dict[str, str]]) -> None:
     uri, options = s3_table
     clock = SkippingClock()
     shard_id = mw.shard_id_for(mw.Unsharded())

@@ -1,4 +1,4 @@
-"""A base table that is restored to before a compaction: reads say so, and there are two honest ways out."""
+"""A base table that is restored to a version before a compaction: reads raise, and there are two remedies."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.cli import app
 from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.write.once import OnceAppender
 from tests.harness.points import run_once_at
 from tests.kit.identity import SCHEMA, in_another_process, make, overwrite, row, shown
 
@@ -66,7 +67,7 @@ READS: list[Callable[[mw.Table], object]] = [
 def test_no_read_silently_misses_rows(tmp_path: Path, read: Callable[[mw.Table], object], fresh: bool) -> None:
     table = _restored(str(tmp_path / "t"), fresh=fresh)
     for handle in (table, mw.open_table(table.uri)):
-        with pytest.raises(mw.TableReplacedError, match=r"keep_base.*bring_back"):
+        with pytest.raises(mw.TableReplacedError, match=r"restore a later version.*keep_base"):
             read(handle)
 
 
@@ -89,12 +90,12 @@ def test_writers_stop_because_a_mark_went_back(tmp_path: Path) -> None:
         writer.close()
 
 
-def test_verify_and_gc_name_both_ways_out(tmp_path: Path) -> None:
+def test_verify_and_gc_name_the_remedies(tmp_path: Path) -> None:
     table = _restored(str(tmp_path / "t"))
     (problem,) = table.verify().problems
     assert problem.invariant == "V-7"
+    assert "restore a later version" in problem.remedy
     assert "keep_base" in problem.remedy
-    assert "bring_back" in problem.remedy
     assert list(table.gc(grace_seconds=0).refused) == [SHARD]
 
 
@@ -113,24 +114,37 @@ def _works_again(uri: str, expected: list[int]) -> None:
 
 
 @pytest.mark.repro("reads-06", "writer-17")
-@pytest.mark.parametrize(("way", "expected"), [("keep_base", [1, 2, 5]), ("bring_back", [1, 2, 3, 4, 5])])
-def test_after_either_way_everything_works_again(tmp_path: Path, way: str, expected: list[int]) -> None:
+@pytest.mark.parametrize("before", ["a compaction", "the index", "the index, append-only"])
+def test_keep_base_accepts_the_loss(tmp_path: Path, before: str) -> None:
     uri = str(tmp_path / "t")
-    table = _restored(uri)
+    compacted = before == "a compaction"
+    table = _restored(uri) if compacted else _restored_to_before_the_index(uri, keyed=before == "the index")
     version, shards = lance.dataset(uri).version, table.shards()
-    planned = table.repair(restored=way)  # type: ignore[arg-type]
-    assert [action.done for action in planned.actions] == [False]
+    planned = table.repair(restored="keep_base")
+    actions = 1 if compacted else 2
+    assert [action.done for action in planned.actions] == [False] * actions
     assert planned.problems
     assert (lance.dataset(uri).version, table.shards()) == (version, shards)  # a dry run writes nothing
-    done = table.repair(restored=way, dry_run=False)  # type: ignore[arg-type]
-    assert [action.done for action in done.actions] == [True]
+    done = table.repair(restored="keep_base", dry_run=False)
+    assert [action.done for action in done.actions] == [True] * actions
     assert done.problems == []
-    assert table.repair(restored=way, dry_run=False).actions == ()  # type: ignore[arg-type]
-    _works_again(uri, expected)
+    assert mw.open_table(uri).repair(restored="keep_base", dry_run=False).actions == ()
+    _works_again(uri, [1, 2, 5] if compacted else [1, 3])
 
 
-@pytest.mark.parametrize(("way", "expected"), [("keep_base", 2), ("bring_back", 4)])
-def test_an_append_only_table_is_repaired_too(tmp_path: Path, way: str, expected: int) -> None:
+@pytest.mark.parametrize("index", [True, False])
+def test_restoring_a_later_version_returns_all_rows(tmp_path: Path, index: bool) -> None:
+    uri = str(tmp_path / "t")
+    if index:
+        _restored(uri)
+    else:
+        _restored_to_before_the_index(uri)
+    latest = max(int(version["version"]) for version in lance.dataset(uri).versions()[:-1])
+    lance.dataset(uri, version=latest).restore()
+    _works_again(uri, [1, 2, 3, 4, 5] if index else [1, 2, 3])
+
+
+def test_keep_base_repairs_an_append_only_table(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     columns = pa.schema([("id", pa.int64()), ("v", pa.string())])
     data = pa.table({"id": [1, 2], "v": ["a", "b"]}, schema=columns)
@@ -141,10 +155,10 @@ def test_an_append_only_table_is_repaired_too(tmp_path: Path, way: str, expected
     lance.dataset(uri, version=before).restore()
     with pytest.raises(mw.TableReplacedError):
         table.count_rows()
-    table.repair(restored=way, dry_run=False)  # type: ignore[arg-type]
-    assert table.count_rows() == expected
+    table.repair(restored="keep_base", dry_run=False)
+    assert table.count_rows() == 2
     table.compact()
-    assert table.count_rows() == expected
+    assert table.count_rows() == 2
 
 
 def test_a_restore_to_between_two_compactions_gives_up_the_later_one_only(tmp_path: Path) -> None:
@@ -158,34 +172,8 @@ def test_a_restore_to_between_two_compactions_gives_up_the_later_one_only(tmp_pa
     lance.dataset(uri, version=before).restore()
     with pytest.raises(mw.TableReplacedError, match="generation 2 "):
         shown(table)
-    table.repair(restored="bring_back", dry_run=False)
-    assert shown(table) == [1, 2, 3]
-
-
-def test_a_generation_that_is_gone_cannot_be_brought_back(tmp_path: Path) -> None:
-    uri = str(tmp_path / "t")
-    table = _restored(uri)
-    manifests = mw.ShardManifestStore(uri, SHARD)
-    first = next(m.sstables[0] for v in manifests.list_versions() if (m := manifests.read_version(v)).sstables)
-    shutil.rmtree(Path(uri) / "_mem_wal" / SHARD / first.path)
-    report = table.repair(restored="bring_back", dry_run=False)
-    assert [action.done for action in report.actions] == [False]
-    assert "cannot be brought back" in report.actions[0].what
-    assert report.problems
     table.repair(restored="keep_base", dry_run=False)
-    assert shown(table) == [1, 2, 5]
-
-
-def test_the_manifest_that_listed_a_generation_must_be_there_to_bring_it_back(tmp_path: Path) -> None:
-    """A directory alone may be an attempt that was never published."""
-    uri = str(tmp_path / "t")
-    table = _restored(uri)
-    manifests = mw.ShardManifestStore(uri, SHARD)
-    for version in manifests.list_versions()[:-1]:
-        (Path(uri) / "_mem_wal" / SHARD / "manifest" / f"{version:064b}"[::-1]).with_suffix(".binpb").unlink()
-    report = table.repair(restored="bring_back", dry_run=False)
-    assert {action.done for action in report.actions} == {False}
-    assert "no retained manifest" in report.actions[0].what
+    assert shown(table) == [1, 2]
 
 
 def test_old_versions_that_are_cleaned_up_do_not_hide_it(tmp_path: Path) -> None:
@@ -293,20 +281,21 @@ def test_an_enabled_table_adopts_shards_without_missing_what_they_gave_up(tmp_pa
     assert shown(again) == [1, 2, 3]
 
 
-def test_the_command_line_offers_both_ways(tmp_path: Path) -> None:
+def test_the_command_line_accepts_the_loss(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     _restored(uri)
     assert CliRunner().invoke(app, ["repair", uri]).exit_code == 1
-    planned = CliRunner().invoke(app, ["repair", uri, "--restored", "bring_back"])
+    planned = CliRunner().invoke(app, ["repair", uri, "--restored", "keep_base"])
     assert "run again with --apply" in planned.output
-    assert CliRunner().invoke(app, ["repair", uri, "--restored", "bring_back", "--apply"]).exit_code == 0
-    assert shown(mw.open_table(uri)) == [1, 2, 3, 4, 5]
+    assert CliRunner().invoke(app, ["repair", uri, "--restored", "keep_base", "--apply"]).exit_code == 0
+    assert _ids(uri) == [1, 2, 5]
 
 
-def test_another_way_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", ["both", "bring_back"])
+def test_an_unknown_value_of_restored_is_refused(tmp_path: Path, value: str) -> None:
     table = _restored(str(tmp_path / "t"))
     with pytest.raises(mw.InvalidInputError, match="keep_base"):
-        table.repair(restored="both")  # type: ignore[arg-type]
+        table.repair(restored=value)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------- restored to before the MemWAL index
@@ -330,68 +319,16 @@ def _ids(uri: str) -> list[int]:
     return shown(mw.open_table(uri))
 
 
-@pytest.mark.parametrize("keyed", [True, False])
-@pytest.mark.parametrize(("way", "expected"), [("keep_base", [1, 3]), ("bring_back", [1, 2, 3])])
-def test_the_decision_counts_where_the_index_was_restored_away(
-    tmp_path: Path, way: str, expected: list[int], keyed: bool
-) -> None:
-    uri = str(tmp_path / "t")
-    broken = _restored_to_before_the_index(uri, keyed=keyed)
-    version, shards = lance.dataset(uri).version, broken.shards()
-    planned = broken.repair(restored=way)  # type: ignore[arg-type]
-    assert [action.done for action in planned.actions] == [False, False]
-    assert (lance.dataset(uri).version, broken.shards()) == (version, shards)
-    done = broken.repair(restored=way, dry_run=False)  # type: ignore[arg-type]
-    assert [action.done for action in done.actions] == [True, True]
-    assert done.problems == []
-    _works_again(uri, expected)
-
-
 def test_without_a_decision_the_index_is_not_brought_back_over_missing_rows(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     broken = _restored_to_before_the_index(uri)
     report = broken.repair(dry_run=False)
     assert [action.done for action in report.actions] == [False]
+    assert "restore a later version" in report.actions[0].what
     assert "keep_base" in report.actions[0].what
-    assert "bring_back" in report.actions[0].what
     assert "restored=" in next(p.remedy for p in report.problems if p.invariant == "V-11")
     with pytest.raises(mw.InvalidInputError):
         mw.open_table(uri)
-
-
-def test_what_cannot_be_brought_back_leaves_the_index_away(tmp_path: Path) -> None:
-    uri = str(tmp_path / "t")
-    broken = _restored_to_before_the_index(uri)
-    manifests = mw.ShardManifestStore(uri, SHARD)
-    first = next(m.sstables[0] for v in manifests.list_versions() if (m := manifests.read_version(v)).sstables)
-    shutil.rmtree(Path(uri) / "_mem_wal" / SHARD / first.path)
-    report = broken.repair(restored="bring_back", dry_run=False)
-    assert [action.done for action in report.actions] == [False]
-    assert "cannot be brought back" in report.actions[0].what
-    with pytest.raises(mw.InvalidInputError):
-        mw.open_table(uri)
-    broken.repair(restored="keep_base", dry_run=False)
-    assert _ids(uri) == [1, 3]
-
-
-def test_a_repair_that_died_after_listing_again_is_finished_by_the_next(tmp_path: Path) -> None:
-    uri = str(tmp_path / "t")
-    broken = _restored_to_before_the_index(uri)
-
-    class DiedError(Exception):
-        pass
-
-    def die() -> None:
-        raise DiedError
-
-    run_once_at("repair.before_index", die)
-    with pytest.raises(DiedError):
-        broken.repair(restored="bring_back", dry_run=False)
-    crash_points.install(None)
-    with pytest.raises(mw.InvalidInputError):
-        mw.open_table(uri)
-    broken.repair(dry_run=False)  # nothing is left to decide
-    assert _ids(uri) == [1, 2, 3]
 
 
 def test_a_restore_before_anything_was_compacted_needs_no_decision(tmp_path: Path) -> None:
@@ -402,7 +339,7 @@ def test_a_restore_before_anything_was_compacted_needs_no_decision(tmp_path: Pat
     assert _ids(uri) == [1, 2]
 
 
-@pytest.mark.parametrize("way", [None, "bring_back"])
+@pytest.mark.parametrize("way", [None, "keep_base"])
 def test_an_index_that_was_only_dropped_comes_back_with_its_marks(tmp_path: Path, way: str | None) -> None:
     uri = str(tmp_path / "t")
     table = make(uri, 1)
@@ -419,10 +356,8 @@ def test_an_index_that_was_only_dropped_comes_back_with_its_marks(tmp_path: Path
     assert _ids(uri) == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("way", "expected"), [(None, [3, 9]), ("keep_base", [3, 9]), ("bring_back", [2, 3, 9])])
-def test_compacted_rows_return_to_an_overwritten_base_only_if_they_are_asked_for(
-    tmp_path: Path, way: str | None, expected: list[int]
-) -> None:
+@pytest.mark.parametrize("way", [None, "keep_base"])
+def test_compacted_rows_do_not_return_to_an_overwritten_base(tmp_path: Path, way: str | None) -> None:
     uri = str(tmp_path / "t")
     table = make(uri, 1)
     _generation(table, 2)
@@ -431,7 +366,7 @@ def test_compacted_rows_return_to_an_overwritten_base_only_if_they_are_asked_for
     overwrite(uri)
     report = mw.open_table(uri, for_repair=True).repair(dry_run=False, restored=way)  # type: ignore[arg-type]
     assert {action.done for action in report.actions} == {True}
-    assert _ids(uri) == expected
+    assert _ids(uri) == [3, 9]
 
 
 def test_an_index_that_pylance_makes_after_the_restore_does_not_hide_it(tmp_path: Path) -> None:
@@ -468,12 +403,12 @@ def _newest_removed(uri: str, *, keyed: bool = True) -> mw.Table:
 def test_a_newest_version_that_was_removed_is_told_from_a_drained_list(tmp_path: Path, keyed: bool) -> None:
     uri = str(tmp_path / "t")
     _newest_removed(uri, keyed=keyed)
-    with pytest.raises(mw.TableReplacedError, match=r"keep_base.*bring_back"):
+    with pytest.raises(mw.TableReplacedError, match=r"restore a later version.*keep_base"):
         _ids(uri)
     (problem,) = mw.open_table(uri).verify().problems
-    assert (problem.invariant, "bring_back" in problem.remedy) == ("V-7", True)
-    mw.open_table(uri).repair(restored="bring_back", dry_run=False)
-    _works_again(uri, [1, 2, 3])
+    assert (problem.invariant, "keep_base" in problem.remedy) == ("V-7", True)
+    mw.open_table(uri).repair(restored="keep_base", dry_run=False)
+    _works_again(uri, [1, 3])
 
 
 def test_verify_names_the_way_out_even_where_nothing_proves_a_restore(tmp_path: Path) -> None:
@@ -481,7 +416,7 @@ def test_verify_names_the_way_out_even_where_nothing_proves_a_restore(tmp_path: 
     _newest_removed(uri)
     shutil.rmtree(Path(uri) / "_transactions")
     (problem,) = mw.open_table(uri).verify().problems
-    assert (problem.invariant, "bring_back" in problem.remedy) == ("V-7", True)
+    assert (problem.invariant, "keep_base" in problem.remedy) == ("V-7", True)
 
 
 def test_an_attempt_at_listed_generations_is_no_alarm_beside_a_drained_list(tmp_path: Path) -> None:
@@ -499,3 +434,40 @@ def test_an_attempt_at_listed_generations_is_no_alarm_beside_a_drained_list(tmp_
     min((Path(uri) / "_versions").glob("*.manifest")).unlink()
     assert list((Path(uri) / "_transactions").glob(f"{lance.dataset(uri).version}-*.txn"))
     assert _ids(uri) == [1, 2, 3]
+
+
+COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
+
+
+def put_and_compact(table: mw.Table, *keys: int) -> None:
+    for key in keys:
+        with table.writer(compaction=None) as writer:
+            writer.put([{"id": key, "v": "x"}])
+    table.compact()
+
+
+@pytest.fixture(params=["older", "none"])
+def restored(tmp_path: Path, request: pytest.FixtureRequest) -> mw.Table:
+    """A copy whose log is that of an earlier moment than its base table, or is not there."""
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    put_and_compact(table, 1, 2)
+    if request.param == "older":
+        shutil.copytree(tmp_path / "t" / "_mem_wal", tmp_path / "c" / "_mem_wal")
+    put_and_compact(table, 3, 4)
+    shutil.copytree(tmp_path / "t", tmp_path / "c", ignore=shutil.ignore_patterns("_mem_wal"), dirs_exist_ok=True)
+    return mw.open_table(str(tmp_path / "c"))
+
+
+def test_a_writer_is_refused_and_reads_go_on(restored: mw.Table) -> None:
+    assert restored.count_rows() == 4
+    with restored.writer() as writer, pytest.raises(mw.TableReplacedError, match="older state than the base table"):
+        writer.put([{"id": 5, "v": "lost"}])
+    with pytest.raises(mw.TableReplacedError):
+        restored.shard_writer()
+    assert restored.count_rows() == 4
+
+
+def test_a_sink_is_refused(restored: mw.Table) -> None:
+    (shard,) = restored.details().compacted
+    with pytest.raises(mw.TableReplacedError):
+        OnceAppender(restored.uri).claim(shard)

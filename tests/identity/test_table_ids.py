@@ -1,8 +1,14 @@
-"""Every table has an id of its own, from its first commit on, and no commit loses it."""
+"""Every table has an id of its own that no commit loses; leftovers of an earlier table; nested looks at a table."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -10,7 +16,10 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.config import WriterConfig
-from tests.kit.identity import SCHEMA, make, overwrite, row, shown
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.identity import TableWatch
+from tests.kit.identity import SCHEMA, make, make_anew, overwrite, row, shown
+from tests.kit.writers import in_thread
 
 ID = "memwal.table_id"
 
@@ -97,15 +106,101 @@ def test_a_writer_of_a_table_that_pylance_initialised_stops_after_an_overwrite(t
         writer.close()
 
 
-def test_pylance_writes_beside_the_id(tmp_path: Path) -> None:
+def _remove_base(uri: str) -> None:
+    for part in Path(uri).iterdir():
+        if part.name != "_mem_wal":
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_table_is_not_created_over_shards_that_hold_rows(tmp_path: Path, flushed: bool) -> None:
     uri = str(tmp_path / "t")
-    table = make(uri, 1)
-    shard_id = mw.shard_id_for(mw.Unsharded())
-    with table.shard_writer() as writer:
-        writer.put(row(2))
-    peer = lance.dataset(uri).mem_wal_writer(shard_id)
-    peer.put(pa.table({"id": [3], "v": ["peer"]}, schema=SCHEMA))
-    peer.close()
-    assert shown(table) == [1, 2, 3]
+    writer = make(uri).writer(compaction=None)
+    writer.put(row(1))
+    if flushed:
+        writer.flush()
+    writer.abort()
+    _remove_base(uri)
+    with pytest.raises(mw.InvalidInputError, match="remove its _mem_wal"):
+        make(uri, 7)
+    assert [part.name for part in Path(uri).iterdir()] == ["_mem_wal"]
+    shutil.rmtree(Path(uri) / "_mem_wal")
+    assert shown(make(uri, 7)) == [7]
+
+
+def test_shards_without_rows_are_no_leftovers_and_miss_nothing(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    table = make(uri)
+    with table.writer(compaction=None) as writer:
+        writer.put(row(1))
     table.compact()
-    assert shown(table) == [1, 2, 3]
+    _remove_base(uri)
+    anew = make(uri, 7)
+    assert shown(anew) == [7]
+    with anew.writer(compaction=None) as writer:
+        writer.put(row(8))
+    anew.compact()
+    assert shown(anew) == [7, 8]
+    assert anew.verify().problems == []
+
+
+@contextmanager
+def on_top_of_a_look(handler: Callable[[], Any]) -> Iterator[None]:
+    """Calls `handler` in this thread, once, when a look has just read the newest version."""
+    before = sys.gettrace()
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        return ended if frame.f_code is BaseTable.refresh.__code__ else None
+
+    def ended(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "return":
+            sys.settrace(before)
+            handler()
+        return ended
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def compacted(table: mw.Table, number: int) -> None:
+    with table.writer() as writer:
+        writer.put(row(number))
+    table.compact()
+
+
+def test_a_table_that_was_given_up_is_not_taken_back(tmp_path: Path) -> None:
+    table = make(str(tmp_path / "t"))
+    base = BaseTable.open(table.location)
+    assert base is not None
+    watch = TableWatch(base)
+
+    def handler() -> None:
+        make_anew(table.uri)
+        with pytest.raises(mw.TableReplacedError):
+            watch.look()
+
+    with on_top_of_a_look(handler), pytest.raises(mw.TableReplacedError):
+        watch.look()
+    assert watch.is_replaced
+
+
+def test_a_look_that_read_an_older_version_takes_nothing_for_a_restore(tmp_path: Path) -> None:
+    table = make(str(tmp_path / "t"))
+    compacted(table, 1)
+    base = BaseTable.open(table.location)
+    assert base is not None
+    watch = TableWatch(base)
+    [shard] = table.shards()
+    compacted(table, 2)
+
+    def handler() -> None:
+        in_thread(lambda: compacted(table, 3)).result()
+        watch.look()
+
+    with on_top_of_a_look(handler):
+        assert watch.look().version > base.version
+    assert not watch.is_replaced
+    assert watch.mark_of(shard.shard_id) == 3

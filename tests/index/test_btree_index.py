@@ -1,12 +1,12 @@
-"""BTree index: every answer equals a scan, in every type, at every watermark."""
+"""BTree index and index specs: every answer equals a scan, in every type, at every watermark."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import itertools
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +22,17 @@ from lance_memwal.memtable.index import (
     BTreeIndex,
     BTreeMemIndex,
     Equals,
+    FtsIndex,
+    HnswIndex,
     In,
+    IndexSpec,
     IsNotNull,
     IsNull,
     MemIndex,
     Predicate,
     Range,
 )
+from tests.kit.writers import in_threads
 
 NEGATIVE_NAN, OTHER_NAN = np.array([0xFFF8_0000_0000_0000, 0x7FF8_0001_0000_0000], np.uint64).view(np.float64).tolist()
 
@@ -199,51 +203,34 @@ def test_integral_float_and_arrow_scalar_are_taken_for_an_integer_column() -> No
 
 def test_replayed_batch_is_ignored_and_a_gap_is_refused() -> None:
     index = _index([1, 2, 3], pa.int64(), [])
+    assert isinstance(index, MemIndex)
     batch = pa.record_batch({"x": [2, 3]})
     index.insert(batch, 1)
     assert index.indexed_rows == 3
     assert index.positions(Equals(2), 3).tolist() == [1]
-    with pytest.raises(InvalidInputError, match="expects row 3"):
-        index.insert(batch, 2)
-    with pytest.raises(InvalidInputError, match="expects row 3"):
-        index.insert(batch, 4)
+    for start in (2, 4):
+        with pytest.raises(InvalidInputError, match="expects row 3"):
+            index.insert(batch, start)
 
 
-def test_memory_grows_with_rows() -> None:
+def test_memory_grows_with_rows_also_before_they_are_indexed() -> None:
     few, many = _index(list(range(100)), pa.int64(), []), _index(list(range(10_000)), pa.int64(), [])
     for index in (few, many):
         index.catch_up()
     assert 100 * 16 <= few.size_bytes < 100 * 16 + 1000
     assert 10_000 * 16 <= many.size_bytes < 10_000 * 16 + 1000
-
-
-def test_batches_that_nobody_asked_for_yet_count_in_the_size() -> None:
-    index = _index(list(range(1000)), pa.int64(), [])
-    one = index.size_bytes
+    before = few.size_bytes
     for i in range(10):
-        index.insert(pa.record_batch({"x": [i]}), 1000 + i)
-    assert index.size_bytes > one > 0
-
-
-def test_index_keeps_the_protocol() -> None:
-    assert isinstance(_index([], pa.int64(), []), MemIndex)
+        few.insert(pa.record_batch({"x": [i]}), 100 + i)
+    assert few.size_bytes > before
 
 
 def _concurrently(readers: list[Callable[[], None]], write: Callable[[], None]) -> None:
-    failures: list[BaseException] = []
 
     def run(action: Callable[[], None]) -> None:
-        try:
-            action()
-        except BaseException as error:
-            failures.append(error)
+        action()
 
-    threads = [threading.Thread(target=run, args=(action,)) for action in (*readers, write)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    in_threads(run, (*readers, write))
 
 
 def test_readers_see_exactly_the_rows_below_their_watermark_while_a_writer_inserts() -> None:
@@ -266,3 +253,98 @@ def test_readers_see_exactly_the_rows_below_their_watermark_while_a_writer_inser
 
     _concurrently([read, read, read], write)
     assert checked[0] >= 3
+
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("text", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("vector", pa.list_(pa.float32(), 4)),
+        ("double_vector", pa.list_(pa.float64(), 4)),
+        ("int_vector", pa.list_(pa.int8(), 4)),
+        ("point", pa.struct([("x", pa.float64())])),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BTreeIndex("id"),
+        BTreeIndex("text", "by_text"),
+        FtsIndex("text"),
+        FtsIndex("tags", "by_tags", stem=False),
+        HnswIndex("vector"),
+        HnswIndex("double_vector", metric="cosine", m=4, ef_construction=10),
+    ],
+)
+def test_index_is_built_empty_and_under_its_name(spec: IndexSpec) -> None:
+    first, second = spec.build(SCHEMA), spec.build(SCHEMA)
+    assert isinstance(first, MemIndex)
+    assert first is not second
+    assert (first.name, first.column) == (spec.name or f"{spec.column}_idx", spec.column)
+    assert (first.indexed_rows, first.size_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BTreeIndex("missing"),
+        BTreeIndex("vector"),
+        BTreeIndex("point"),
+        FtsIndex("missing"),
+        FtsIndex("id"),
+        FtsIndex("text", base_tokenizer="nonsense"),
+        FtsIndex("text", language="Klingon"),
+        HnswIndex("missing"),
+        HnswIndex("id"),
+        HnswIndex("int_vector"),
+        HnswIndex("vector", metric="hamming"),  # type: ignore[arg-type]
+        HnswIndex("vector", m=1),
+        HnswIndex("vector", ef_construction=0),
+    ],
+)
+def test_spec_that_cannot_be_honoured_is_refused_by_validate_and_build(spec: IndexSpec) -> None:
+    with pytest.raises(InvalidInputError):
+        spec.validate(SCHEMA)
+    with pytest.raises(InvalidInputError):
+        spec.build(SCHEMA)
+
+
+def test_spec_is_frozen_and_hashable_and_refuses_a_column_that_occurs_twice() -> None:
+    spec = FtsIndex("text", custom_stop_words=["a", "b"])  # type: ignore[arg-type]
+    assert hash(spec) == hash(dataclasses.replace(spec))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.column = "other"  # type: ignore[misc]
+    btree = BTreeIndex("id")
+    assert (btree.lance_type, btree.lance_options()) == ("BTREE", {})
+    with pytest.raises(InvalidInputError, match="twice"):
+        btree.validate(pa.schema([("id", pa.int64()), ("id", pa.int64())]))
+
+
+def test_mirror_of_a_lance_index_has_its_options_and_builds_the_same_index() -> None:
+    table = pa.table({"text": ["the running dogs", "un été à la mer", "x" * 60]})
+    options = {"language": "French", "stem": False, "custom_stop_words": ["dogs"], "max_token_length": 50}
+    dataset = lance.write_dataset(table, "memory://spec-mirror")
+    dataset.create_scalar_index("text", "INVERTED", name="base", with_position=True, **options)
+    params = dataset.stats.index_stats("base")["indices"][0]["params"]
+    spec = FtsIndex.from_lance("text", params, "base")
+    assert spec.custom_stop_words == ("dogs",)
+    assert spec.with_position
+    dataset.create_scalar_index("text", spec.lance_type, name="again", replace=False, **spec.lance_options())
+    assert dataset.stats.index_stats("again")["indices"][0]["params"] == params
+    index = spec.build(table.schema)
+    index.insert(table.to_batches()[0], 0)
+    assert index.search("running", 3, None)[0].tolist() == [0]
+    assert index.search("dogs", 3, None)[0].tolist() == []
+
+
+def test_lance_index_without_a_mirror_is_refused() -> None:
+    dataset = lance.write_dataset(pa.table({"text": ["a_b"]}), "memory://spec-code")
+    dataset.create_scalar_index("text", "INVERTED", analyzer="code")
+    params = dataset.stats.index_stats("text_idx")["indices"][0]["params"]
+    with pytest.raises(InvalidInputError, match="code analyzer"):
+        FtsIndex.from_lance("text", params)
+    with pytest.raises(InvalidInputError, match="plain text"):
+        FtsIndex.from_lance("text", {**params, "base_tokenizer": "simple", "lance_tokenizer": "json"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from lance_memwal.errors import InvalidInputError, UnavailableError
 from lance_memwal.memtable.index import METRICS, HnswIndex, HnswMemIndex, MemIndex, Metric, exact_search
 from tests.kit.interrupts import interrupted_everywhere
-from tests.kit.writers import in_thread
+from tests.kit.writers import SECONDS, in_thread
 
 WIDTHS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 
@@ -78,13 +79,7 @@ def test_distances_and_rows_are_those_of_a_flat_search_in_lance(metric: Metric, 
     index = HnswIndex("v", metric=metric).build(pa.schema([("v", column.type)]))
     index.insert(pa.record_batch([column], names=["v"]), 0)
     for query in (vectors[0] * 1.1, np.zeros(8, np.float32)):
-        nearest = {
-            "column": "v",
-            "q": query,
-            "k": 40,
-            "metric": metric,
-            "use_index": False,
-        }
+        nearest = {"column": "v", "q": query, "k": 40, "metric": metric, "use_index": False}
         table = dataset.scanner(nearest=nearest, columns=["i", "_distance"]).to_table()
         expected = dict(zip(table["i"].to_pylist(), table["_distance"].to_pylist(), strict=True))
         for positions, distances in (index.search(query, 40, 40), exact_search(column, query, 40, metric)):
@@ -298,7 +293,6 @@ def test_index_keeps_the_protocol_and_ignores_replayed_rows() -> None:
 def test_searches_see_their_rows_while_rows_come_in_and_the_graph_grows() -> None:
     vectors = _clustered(6000, 24)
     index = HnswIndex("v").build(pa.schema([("v", pa.list_(pa.float32(), 24))]))
-    failures: list[BaseException] = []
     searched = [0]
     written = threading.Event()
 
@@ -313,29 +307,23 @@ def test_searches_see_their_rows_while_rows_come_in_and_the_graph_grows() -> Non
 
     def search(seed: int) -> None:
         rng = np.random.default_rng(seed)
-        try:
-            while True:
-                n = index.indexed_rows
-                if n:
-                    row = int(rng.integers(n))
-                    positions, distances = index.search(vectors[row], 5, n)
-                    assert (positions < n).all()
-                    assert len(positions) == min(5, n)
-                    assert np.allclose(distances, _distances(vectors, vectors[row], "l2")[positions], atol=1e-4)
-                    assert positions[0] == row
-                    searched[0] += 1
-                if n == len(vectors) and index.graph_rows > 3000:
-                    return
-        except BaseException as error:
-            failures.append(error)
+        while True:
+            n = index.indexed_rows
+            if n:
+                row = int(rng.integers(n))
+                positions, distances = index.search(vectors[row], 5, n)
+                assert (positions < n).all()
+                assert len(positions) == min(5, n)
+                assert np.allclose(distances, _distances(vectors, vectors[row], "l2")[positions], atol=1e-4)
+                assert positions[0] == row
+                searched[0] += 1
+            if n == len(vectors) and index.graph_rows > 3000:
+                return
 
-    threads = [threading.Thread(target=action) for action in (write, grow)]
-    threads += [threading.Thread(target=search, args=(seed,)) for seed in (1, 2)]
+    threads = [in_thread(action) for action in (write, grow)]
+    threads += [in_thread(partial(search, seed)) for seed in (1, 2)]
     for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+        thread.result(4 * SECONDS)
     assert searched[0] > 10
 
 

@@ -3,8 +3,6 @@
 LanceDB embeds an older Lance, which cannot replay a log of ours: it opens our tables where no unflushed tail exists.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,6 @@ def _upsert(table: Any, rows: list[dict[str, Any]], sharding: Any) -> None:
 
 
 def _their_rows(place: Path) -> list[dict[str, Any]]:
-    """What a new connection reads."""
     table: Any = lancedb.connect(str(place)).open_table("t")
     return rows_of(table.search().limit(1_000).to_arrow().select(["id", "v"]))
 

@@ -1,7 +1,9 @@
-"""The manifest between memwal and pylance: each builds on the versions of the other, byte for byte."""
+"""Bytes between memwal and pylance: manifests that build on each other, features of newer writers, and statistics of
+text indexes.
+"""
 
-from __future__ import annotations
-
+import struct
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,20 @@ import lance
 import pyarrow as pa
 import pytest
 
+import lance_memwal as mw
+from benchmarks.texts import Texts
 from lance_memwal import FencedError, ShardManifest, ShardManifestStore, ShardStatus, SsTable, WalAppender
+from lance_memwal.lance import manifest as lm
+from lance_memwal.lance import wire
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest
+from lance_memwal.memtable.index import CorpusStats, FtsIndex
+from lance_memwal.read.text_index import TextIndex
 from lance_memwal.sstable.write import write_sstable
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from tests.kit.logs import SHARD, lance_table, manifests_at, place, read_all, rows
+from tests.kit.text_peer import ANALYZERS, corpus
 
 
 def peer(uri: str) -> Any:
@@ -37,7 +46,6 @@ def history(location: Location) -> list[tuple[ShardManifest, bytes]]:
 
 
 def flush_by_hand(uri: str, generation: int, table: pa.Table, epoch: int, cursor: int) -> ShardManifest:
-    """Write a generation and commit it, as a flush does."""
     location = resolve(uri)
     base = BaseTable.open(location)
     assert base is not None
@@ -218,3 +226,152 @@ def test_an_sstable_without_counts_is_read_by_pylance(tmp_path: Path) -> None:
     place(tmp_path).store.put_new(paths.manifest_path(SHARD, committed.version + 1), data)
     with peer(uri) as reader:
         assert peer_ids(reader) == [1]
+
+
+# Datasets with features of newer writers: read through Lance where Lance knows them, else "not understood", never
+# "damaged".
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
+FLAGS = [128, 256, 512, 1024, 2048, 4096, 8192]
+
+
+def set_reader_flag(path: Path, flag: int) -> None:
+    """Rewrite a manifest of Lance, which ends with the place of its message."""
+    data = path.read_bytes()
+    manifest = lm.parse_lance_manifest(data)
+    others = [field for field in manifest.message if field.number != lm.READER_FLAGS]
+    body = wire.join([*others, wire.varint_field(lm.READER_FLAGS, manifest.reader_flags | flag)])
+    (start,) = struct.unpack("<Q", data[-16:-8])
+    path.write_bytes(data[:start] + struct.pack("<I", len(body)) + body + struct.pack("<Q", start) + data[-8:])
+
+
+def newest_manifest(dataset: Path) -> Path:
+    return min((dataset / "_versions").glob("*.manifest"))  # numbers count down
+
+
+def lance_reads(dataset: Path) -> bool:
+    try:
+        return lance.dataset(str(dataset)).count_rows() >= 0
+    except (ValueError, OSError):
+        return False
+
+
+def make(uri: Path) -> mw.Table:
+    table = mw.create_table(str(uri), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    with table.shard_writer() as writer:
+        writer.put([{"id": i, "text": f"word{i} common"} for i in range(6)])
+    table.compact()
+    with table.shard_writer() as writer:
+        writer.put([{"id": i, "text": "fresh common"} for i in range(4, 9)])
+    return table
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_generation_is_never_read_behind_the_back_of_lance(tmp_path: Path, flag: int) -> None:
+    uri = tmp_path / "t"
+    make(uri)
+    (generation,) = uri.glob("_mem_wal/*/*_gen_2")
+    set_reader_flag(newest_manifest(generation), flag)
+    table = mw.open_table(str(uri))
+    reads = (lambda: table.scan().to_table(), lambda: table.get(8), table.compact)
+    if lance_reads(generation):
+        assert table.count_rows() == 9
+        assert table.get(8) == {"id": 8, "text": "fresh common"}
+        return
+    for read in reads:
+        with pytest.raises(mw.UnsupportedFormatError, match=f"reader flags {flag}"):
+            read()
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_base_table_with_features_that_lance_does_not_know_is_not_called_damaged(tmp_path: Path, flag: int) -> None:
+    uri = tmp_path / "t"
+    make(uri)
+    lance.dataset(str(uri)).create_scalar_index("text", "INVERTED")
+    expected = sorted(mw.open_table(str(uri)).search(text="common", k=20)["id"].to_pylist())
+    set_reader_flag(newest_manifest(uri), flag)
+    if not lance_reads(uri):
+        with pytest.raises(mw.UnsupportedFormatError, match=f"reader flags {flag}"):
+            mw.open_table(str(uri))
+        return
+    table = mw.open_table(str(uri))
+    assert not table.base.takes_hand_commit
+    assert table.count_rows() == 9
+    assert sorted(table.search(text="common", k=20)["id"].to_pylist()) == expected == list(range(9))
+
+
+# The statistics of Lance's text index follow from its scores. These tests fail on the day that Lance scores in
+# another way.
+
+TEXT = pa.list_(pa.string())
+
+
+def derived(dataset: lance.LanceDataset, options: dict[str, Any], terms: Iterable[str]) -> CorpusStats | None:
+    """The statistics of the index on `t`, for some terms."""
+    analyzer = FtsIndex("t", **options).build(pa.schema([("t", pa.string())])).analyzer
+    index = TextIndex.find(BaseTable.need(resolve(dataset.uri)), "t", analyzer)
+    assert index is not None
+    return index.stats(terms)
+
+
+def counted(texts: pa.Array, options: dict[str, Any]) -> CorpusStats:
+    """The statistics of some texts, for their first terms and one that they lack."""
+    index = FtsIndex("t", **options).build(pa.schema([("t", texts.type)]))
+    index.insert(pa.record_batch([texts], names=["t"]), 0)
+    return index.stats([*index.analyzer.documents(texts).terms[:60], "nosuchterm"], len(texts))
+
+
+def dataset_of(path: Path, texts: pa.Array, options: dict[str, Any], **how: Any) -> lance.LanceDataset:
+    dataset = lance.write_dataset(pa.table([texts], names=["t"]), str(path / "t"), **how)
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    dataset.create_scalar_index("t", "INVERTED", name="t_fts", **lists)
+    return dataset
+
+
+@pytest.mark.parametrize("analyzer", ANALYZERS)
+def test_frequencies_and_the_average_length_are_exact(tmp_path: Path, analyzer: str) -> None:
+    """Lance cannot search some terms alone: n-grams of several words, the stem of a whole text, and the Turkish I."""
+    options, texts = ANALYZERS[analyzer], pa.array(corpus(7, 600), pa.string())
+    expected = counted(texts, options)
+    found = derived(dataset_of(tmp_path, texts, options), options, expected.doc_freq)
+    assert found is not None
+    assert (found.doc_count, found.total_tokens) == (expected.doc_count, expected.total_tokens)
+    assert found.doc_freq == {term: expected.doc_freq[term] for term in found.doc_freq}
+    assert len(found.doc_freq) >= len(expected.doc_freq) * (0.3 if "ngram" in analyzer else 0.9)
+
+
+def test_they_are_those_of_all_segments_and_deleted_rows_still_count(tmp_path: Path) -> None:
+    texts = pa.array([text for text in corpus(7, 900) if text], pa.string())
+    dataset = dataset_of(tmp_path, texts[:500], {}, max_rows_per_file=100)
+    lance.write_dataset(pa.table([texts[500:]], names=["t"]), dataset.uri, mode="append")
+    dataset = lance.dataset(dataset.uri)
+    dataset.optimize.optimize_indices(num_indices_to_merge=0)
+    dataset.delete("_rowid % 7 = 3")
+    assert len(dataset.describe_indices()[0].segments) == 2
+    expected = counted(texts, {})
+    known = {term: count for term, count in expected.doc_freq.items() if term != "i\u0307stanbul"}
+    assert derived(dataset, {}, known) == CorpusStats(expected.doc_count, expected.total_tokens, known)
+
+
+def test_they_are_exact_over_several_partitions_and_rows_of_one_length(tmp_path: Path) -> None:
+    make = Texts(2_000)
+    texts = make.rows(0, 20_000, 1)["t"].combine_chunks()
+    options = {"stem": False, "remove_stop_words": False}
+    dataset = dataset_of(tmp_path, texts, {**options, "memory_limit": 1})
+    assert len(list(tmp_path.glob("t/_indices/*/part_*_docs.lance"))) > 1
+    expected = counted(texts, options)
+    assert derived(dataset, options, expected.doc_freq) == expected
+
+
+def test_they_are_exact_if_all_rows_have_one_length(tmp_path: Path) -> None:
+    words = corpus(3, 600, ["amber", "cedar", "otter", "fox"])
+    texts = pa.array([f"{one} quick" for one in " ".join(filter(None, words)).split()[:300]])
+    expected = counted(texts, {})
+    assert derived(dataset_of(tmp_path, texts, {}), {}, expected.doc_freq) == expected
+
+
+def test_a_list_of_strings_is_one_document(tmp_path: Path) -> None:
+    words = corpus(3, 900, ["amber", "cedar", "otter", "quick fox"])
+    texts = pa.array([words[i : i + 1 + i % 3] for i in range(0, 900, 3)], TEXT)
+    expected = counted(texts, {})
+    assert derived(dataset_of(tmp_path, texts, {}), {}, expected.doc_freq) == expected

@@ -1,7 +1,5 @@
 """Whole tables between memwal and pylance, both ways: four buckets, rows in every tier, takeovers in either direction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,14 @@ import pytest
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 
 import lance_memwal as mw
-from tests.harness.shard_rows import peer_snapshot
-from tests.kit.tables import FAST, compact_shard, create, ids_of, keyed, outside, rows_of, upsert_base
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.process.cache import CACHE
+from lance_memwal.rows.key_encoding import hash_is_exact
+from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.store.location import resolve
+from tests.harness.shard_audit import peer_snapshot
+from tests.kit.interop_tables import APPEND, CASES, NAMES, SHAPES, Duel, Shape, in_order
+from tests.kit.tables import compact_shard, create, ids_of, keyed, outside, rows_of, upsert_base, watched_table
 
 FOUR = mw.Bucket("id", 4)
 KEY = {"lance-schema:unenforced-primary-key": "true"}
@@ -155,9 +159,7 @@ def test_we_read_all_shards_of_a_table_that_pylance_wrote(tmp_path: Path) -> Non
         ({"identity_column": "id"}, mw.Identity("id")),
     ],
 )
-def test_every_sharding_of_pylance_is_opened_and_written_by_us(
-    tmp_path: Path, options: dict[str, Any], sharding: Any
-) -> None:
+def test_sharding_of_pylance_is_opened_and_written(tmp_path: Path, options: dict[str, Any], sharding: Any) -> None:
     uri = str(tmp_path / "t")
     _their_table(uri, max_memtable_rows=77, **options)
     table = mw.open_table(uri)
@@ -188,53 +190,6 @@ def test_what_we_create_pylance_knows_as_its_own(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- types
 
-NESTED = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False, metadata=KEY),
-        pa.field("kind", pa.dictionary(pa.int8(), pa.string())),
-        pa.field("point", pa.struct([pa.field("x", pa.int32()), pa.field("tags", pa.list_(pa.string()))])),
-        pa.field("vector", pa.list_(pa.float32(), 2)),
-        pa.field("need", pa.int32(), nullable=False),
-    ]
-)
-
-
-def _nested(key: str, n: int) -> dict[str, Any]:
-    return {
-        "id": key,
-        "kind": ["red", "blue"][n % 2],
-        "point": {"x": n, "tags": [key, None]},
-        "vector": [float(n), 0.5],
-        "need": n,
-    }
-
-
-def _ours(table: mw.Table, rows: list[dict[str, Any]]) -> Callable[[], None]:
-    writer = mw.open_table(table.uri).writer(compaction=None)
-    writer.put(pa.Table.from_pylist(rows, schema=NESTED))
-    return writer.close
-
-
-def _theirs(table: mw.Table, rows: list[dict[str, Any]]) -> Callable[[], None]:
-    writer = lance.dataset(table.uri).mem_wal_writer(mw.shard_id_for(mw.Unsharded()), max_wal_buffer_size=1)
-    writer.put(pa.Table.from_pylist(rows, schema=NESTED))
-    return writer.close  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("order", [(_ours, _theirs), (_theirs, _ours)], ids=["ours first", "theirs first"])
-def test_nested_dictionary_and_not_null_columns_pass_both_ways(tmp_path: Path, order: tuple[Any, Any]) -> None:
-    table = mw.create_table(str(tmp_path / "t"), NESTED, sharding=mw.Unsharded(), writer_defaults=FAST)
-    order[0](table, [_nested("a", 1), _nested("b", 2)])()
-    close = order[1](table, [_nested("b", 3), _nested("c", 4)])
-    expected = [_nested("a", 1), _nested("b", 3), _nested("c", 4)]
-    assert rows_of(table.scan()) == expected
-    assert [table.get(key) for key in "abcd"] == [*expected, None]
-    close()
-    assert rows_of(table.scan(consistency="flushed")) == expected
-    snapshots = [peer_snapshot(table.uri, shard.shard_id) for shard in table.shards()]
-    peer: Any = LsmScanner.from_snapshots(lance.dataset(table.uri), snapshots)
-    assert rows_of(peer.to_table().select(NESTED.names)) == expected
-
 
 def test_an_append_only_table_of_pylance_is_read_by_us_while_its_own_readers_refuse(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
@@ -252,3 +207,135 @@ def test_an_append_only_table_of_pylance_is_read_by_us_while_its_own_readers_ref
         assert table.count_rows() == 5
     with pytest.raises(ValueError, match="primary key"):
         LsmScanner.from_snapshots(lance.dataset(uri), [peer_snapshot(uri, shard_id)]).to_table()
+
+
+# Generations of pylance's writer and of ours, with columns of every kind, end as the same rows of the base table.
+
+SMALL = {"max_memtable_rows": 12}
+PLAIN = next(shape for shape in SHAPES if shape.name == "string key")
+
+
+def _write(duel: Duel, who: str) -> None:
+    writer = duel.peer(**SMALL) if who == "peer" else duel.ours(**SMALL)
+    with writer:
+        duel.write_some(writer, 1)
+
+
+@pytest.mark.parametrize(("shape", "storage"), [*CASES, (APPEND, "2.1")], ids=[*NAMES, "append-only 2.1"])
+@pytest.mark.parametrize("first", ["peer", "ours"])
+def test_plain_lance_shows_every_row_after_compaction(shape: Shape, storage: str, first: str, tmp_path: Path) -> None:
+    duel = Duel(tmp_path, shape, storage)
+    _write(duel, first)
+    _write(duel, "ours" if first == "peer" else "peer")
+    report = mw.open_table(duel.uri).compact()
+    assert report.generations >= 2
+    dataset = lance.dataset(duel.uri)
+    dataset.validate()
+    assert in_order(dataset.to_table()) == duel.rows
+
+
+@pytest.mark.parametrize("who", ["peer", "ours"])
+def test_generations_of_both_are_read_from_their_data_files(who: str, tmp_path: Path) -> None:
+    duel = Duel(tmp_path, PLAIN)
+    _write(duel, who)
+    location = resolve(duel.uri)
+    manifest = ShardManifestStore(location, duel.shard_id).read_latest()
+    assert manifest is not None
+    assert manifest.sstables
+    assert all(
+        SsTableReader(location, duel.shard_id, sstable).stored.data_file is not None for sstable in manifest.sstables
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
+def test_keys_and_rows_are_found_in_cold_generations_of_both(shape: Shape, tmp_path: Path) -> None:
+    duel = Duel(tmp_path, shape, shape.storage[-1], base_rows=0)
+    for number in range(8):
+        with duel.ours() if number % 4 == 3 else duel.peer() as writer:
+            duel.put(writer, [0, 10 * number + 1, 10 * number + 2], number)
+            if number == 6:
+                duel.delete(writer, [21])
+    read: list[str] = []
+    CACHE.clear()
+    table = watched_table(duel.uri, lambda kind, path: read.append(path.rpartition("/")[2]))
+    key = [tuple(shape.row(i, 0)[name] for name in shape.keys) for i in (0, 1, 22, 41, 72, 21, 99)]
+    found = [table.get(one if len(one) > 1 else one[0]) for one in key]
+    assert found[-2:] == [None, None]
+    expected = [duel.model[one] for one in key[:-2]]
+    assert in_order(pa.Table.from_pylist(found[:-2], schema=duel.schema)) == in_order(
+        pa.Table.from_pylist(expected, schema=duel.schema)
+    )
+    types = [duel.schema.field(name).type for name in shape.keys]
+    assert read.count("bloom_filter.bin") == (8 if hash_is_exact(types) else 0), "one each, and kept"
+    CACHE.clear()
+    table = mw.open_table(duel.uri)
+    assert table.count_rows() == len(duel.model)
+    assert in_order(table.scan().to_table()) == duel.rows
+    CACHE.clear()
+    assert [table.get(one if len(one) > 1 else one[0]) for one in key] == found
+    assert table.verify().problems == []
+    assert duel.peer_rows() == duel.rows
+    table.compact()
+    assert in_order(lance.dataset(duel.uri).to_table()) == duel.rows
+
+
+KEY_FIELD = {b"lance-schema:unenforced-primary-key": b"true"}
+KEYED = pa.schema([pa.field("id", pa.int64(), False, KEY_FIELD), ("v", pa.string())])
+
+
+def rows(*numbers: int) -> pa.Table:
+    return pa.table({"id": list(numbers), "v": ["x"] * len(numbers)}, schema=KEYED)
+
+
+def append(uri: str) -> None:
+    first = lance.dataset(uri).count_rows() + 100
+    lance.write_dataset(rows(first, first + 1), uri, mode="append")
+
+
+def merge(uri: str) -> None:
+    """An upsert of one row that is there and one that is not."""
+    merging = lance.dataset(uri).merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+    merging.execute(rows(7, 200 + lance.dataset(uri).count_rows()))
+
+
+def update(uri: str) -> None:
+    lance.dataset(uri).update({"v": "'y'"}, where="id % 2 = 0")
+
+
+def write(uri: str) -> None:
+    table = mw.open_table(uri)
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [7, 300], "v": ["p", "p"]})
+    table.compact()
+
+
+@pytest.mark.parametrize(
+    "steps", [(), (merge, merge), (append, merge, append), (merge, update, append), (write, merge)]
+)
+@pytest.mark.parametrize("first", [(), (1, 2)], ids=["empty", "with rows"])
+@pytest.mark.parametrize("stable", [True, False], ids=["stable row ids", "addresses"])
+def test_lance_compacts_the_files_of_a_table_that_we_enabled(
+    tmp_path: Path, stable: bool, first: tuple[int, ...], steps: tuple[Callable[[str], None], ...]
+) -> None:
+    uri = str(tmp_path / "t")
+    lance.write_dataset(rows(*first), uri, enable_stable_row_ids=stable)
+    mw.enable(uri)
+    for step in steps:
+        step(uri)
+    shown = mw.open_table(uri).scan().to_table().sort_by("id")
+    lance.dataset(uri).optimize.compact_files()
+    assert mw.open_table(uri).scan().to_table().sort_by("id") == shown
+    assert lance.dataset(uri).to_table().sort_by("id").to_pylist() == shown.to_pylist()
+
+
+@pytest.mark.parametrize("stable", [True, False], ids=["stable row ids", "addresses"])
+def test_pylance_writes_a_table_that_we_enabled_and_we_read_it(tmp_path: Path, stable: bool) -> None:
+    uri = str(tmp_path / "t")
+    lance.write_dataset(rows(1, 2), uri, enable_stable_row_ids=stable)
+    mw.enable(uri)
+    assert lance.dataset(uri).mem_wal_index_details()["num_shards"] == 1
+    with lance.dataset(uri).mem_wal_writer(mw.shard_id_for(mw.Unsharded())) as writer:
+        writer.put(rows(2, 3))
+    assert sorted(mw.open_table(uri).scan().to_table()["id"].to_pylist()) == [1, 2, 3]
+    mw.open_table(uri).compact()
+    assert lance.dataset(uri).count_rows() == 3

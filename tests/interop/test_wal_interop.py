@@ -1,8 +1,6 @@
 """The log between memwal and pylance: each replays, fences and reads what the other wrote."""
 
-from __future__ import annotations
-
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,12 @@ import lance_memwal as mw
 from lance_memwal import FencedError, ShardManifestStore, WalAppender, WalTailer
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.entry import encode_mark, encode_sentinel
-from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
+from tests.kit.feeds import ops_of
 from tests.kit.logs import (
-    KEY,
     SCHEMA,
     SHARD,
-    ids,
     lance_table,
     manifests_at,
     open_shard,
@@ -32,6 +28,7 @@ from tests.kit.logs import (
     story,
     with_map,
 )
+from tests.kit.tables import create, keyed, rows_of
 
 
 def appender(uri: str) -> WalAppender:
@@ -81,20 +78,6 @@ def foreign_entry(uri: str, generation: str | None, name: str) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def test_pylance_opens_a_shard_that_we_claimed_and_replays_what_we_appended(tmp_path: Path) -> None:
-    uri = lance_table(tmp_path)
-    writer = appender(uri)
-    writer.append(rows(1, 2))
-    writer.append([rows(3), rows(4, 5)])
-    writer.append(rows(2, name="newer"))
-    with peer(uri) as reader:
-        assert peer_rows(reader) == [
-            {"id": 1, "name": "n1"},
-            {"id": 2, "name": "newer2"},
-            *({"id": n, "name": f"n{n}"} for n in (3, 4, 5)),
-        ]
-
-
 def test_pylance_opens_a_shard_that_we_only_claimed(tmp_path: Path) -> None:
     uri = lance_table(tmp_path)
     for _ in range(3):
@@ -104,15 +87,6 @@ def test_pylance_opens_a_shard_that_we_only_claimed(tmp_path: Path) -> None:
         writer.put(rows(1))
         assert peer_ids(writer) == [1]
     assert manifests_at(place(tmp_path)).check_fenced(4).writer_epoch == 4
-
-
-def test_pylance_replays_our_tombstones(tmp_path: Path) -> None:
-    uri = lance_table(tmp_path)
-    writer = appender(uri)
-    writer.append(rows(1, 2, 3))
-    writer.append(pa.table({"id": [2], "_tombstone": [True]}))
-    with peer(uri) as reader:
-        assert peer_ids(reader) == [1, 3]
 
 
 def test_pylance_accepts_our_sentinels_marks_and_transactions_as_no_rows(tmp_path: Path) -> None:
@@ -141,63 +115,6 @@ def test_our_sentinels_are_those_of_pylance_but_for_padding_and_footer(tmp_path:
         assert theirs.schema is not None
         assert dict(theirs.schema.metadata) == dict(ours.schema.metadata)
         assert theirs.schema.names == ours.schema.names == []
-
-
-ROWS: dict[str, tuple[pa.DataType, list[Any]]] = {
-    "decimal": (pa.decimal128(20, 3), [Decimal("1.250"), None]),
-    "vector": (pa.list_(pa.float32(), 3), [[1.0, 2.0, 3.0], None]),
-    "list": (pa.list_(pa.string()), [["a", None], []]),
-    "struct": (
-        pa.struct([("x", pa.int32()), ("y", pa.struct([("z", pa.string())]))]),
-        [{"x": 1, "y": {"z": "q"}}, None],
-    ),
-    "list of structs": (pa.list_(pa.struct([("x", pa.int32())])), [[{"x": 1}, {"x": None}], None]),
-    "timestamp": (pa.timestamp("us", tz="UTC"), [1_700_000_000_000_000, None]),
-    "binary": (pa.large_binary(), [b"\0\xff", None]),
-    "boolean": (pa.bool_(), [True, None]),
-    "dictionary": (pa.dictionary(pa.int32(), pa.string()), ["a", None]),
-}
-
-
-@pytest.mark.parametrize("kind", ROWS)
-def test_pylance_replays_every_kind_of_column(kind: str, tmp_path: Path) -> None:
-    data_type, values = ROWS[kind]
-    schema = pa.schema([SCHEMA.field("id"), pa.field("value", data_type)])
-    uri = lance_table(tmp_path, schema)
-    given = pa.table({"id": pa.array([1, 2]), "value": pa.array(values, data_type)}, schema=schema)
-    writer = appender(uri)
-    writer.append(given)
-    writer.append(given.slice(1, 1))
-    with peer(uri) as reader:
-        assert peer_rows(reader) == given.to_pylist()
-
-
-def test_pylance_replays_columns_that_are_not_null_in_the_table(tmp_path: Path) -> None:
-    schema = pa.schema([SCHEMA.field("id"), pa.field("must", pa.string(), nullable=False)])
-    uri = lance_table(tmp_path, schema)
-    writer = appender(uri)
-    writer.append(pa.table({"id": [1, 2], "must": ["a", "b"]}))
-    writer.append(pa.table({"id": [1], "_tombstone": [True]}))
-    with peer(uri) as reader:
-        assert peer_rows(reader) == [{"id": 2, "must": "b"}]
-
-
-def test_pylance_replays_a_composite_key(tmp_path: Path) -> None:
-    key = {**KEY, "lance-schema:unenforced-primary-key:position": "1"}
-    schema = pa.schema(
-        [
-            pa.field("a", pa.string(), nullable=False, metadata=key),
-            pa.field("id", pa.int64(), nullable=False, metadata={**key, next(reversed(key)): "2"}),
-            pa.field("v", pa.int8()),
-        ]
-    )
-    uri = lance_table(tmp_path, schema)
-    writer = appender(uri)
-    writer.append(pa.table({"a": ["x", "x", "y"], "id": [1, 2, 1], "v": [1, 2, 3]}))
-    writer.append(pa.table({"a": ["x"], "id": [2], "v": [9]}))
-    with peer(uri) as reader:
-        found = sorted((row["a"], row["id"], row["v"]) for row in reader.lsm_scanner().to_table().to_pylist())
-    assert found == [("x", 1, 1), ("x", 2, 9), ("y", 1, 3)]
 
 
 def test_pylance_flushes_every_row_of_a_table_without_a_key_once(tmp_path: Path) -> None:
@@ -230,9 +147,7 @@ LIMITS: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("rows_per_entry", [1, 2, 9])
-def test_pylance_replays_a_log_that_steps_over_the_limits_of_its_memtables(
-    limit: str, rows_per_entry: int, tmp_path: Path
-) -> None:
+def test_pylance_replays_a_log_over_its_memtable_limits(limit: str, rows_per_entry: int, tmp_path: Path) -> None:
     uri = lance_table(tmp_path, **LIMITS[limit])
     writer = appender(uri)
     for number in range(20):
@@ -255,33 +170,6 @@ def test_pylance_replays_an_entry_of_as_many_batches_as_a_memtable_takes_and_mor
 
 
 # --------------------------------------------------------------------------------------------- fencing, both ways
-
-
-def test_a_living_writer_of_pylance_is_fenced_by_our_claim(tmp_path: Path) -> None:
-    uri = lance_table(tmp_path)
-    theirs = peer(uri)
-    theirs.put(rows(1))
-    ours = appender(uri)
-    with pytest.raises(OSError, match="fenced"):
-        theirs.put(rows(2))
-    assert ours.append(rows(3)) == 3
-    assert story(read_all(uri)) == [(1, 1, [1]), (2, 2, "sentinel"), (3, 2, [3])]
-    with pytest.raises(OSError, match="fenced"):
-        theirs.close()
-
-
-def test_our_appender_is_fenced_by_the_open_of_pylance(tmp_path: Path) -> None:
-    uri = lance_table(tmp_path)
-    ours = appender(uri)
-    ours.append(rows(1))
-    with peer(uri) as theirs:
-        with pytest.raises(FencedError, match="Writer fenced") as error:
-            ours.append(rows(2))
-        assert (error.value.our_epoch, error.value.current_epoch) == (1, 2)
-        with pytest.raises(FencedError):
-            ours.check_fenced()
-        theirs.put(rows(3))
-        assert peer_ids(theirs) == [1, 3]
 
 
 def test_an_appender_that_never_wrote_is_fenced_by_the_open_of_pylance(tmp_path: Path) -> None:
@@ -311,48 +199,38 @@ def test_we_tail_what_pylance_writes_while_it_lives(tmp_path: Path) -> None:
     theirs.close()
 
 
-@pytest.mark.parametrize("kind", ROWS)
-def test_we_read_every_kind_of_column_that_pylance_writes(kind: str, tmp_path: Path) -> None:
-    data_type, values = ROWS[kind]
-    schema = pa.schema([SCHEMA.field("id"), pa.field("value", data_type)])
-    uri = lance_table(tmp_path, schema)
-    with peer(uri) as theirs:
-        theirs.put(pa.table({"id": pa.array([1, 2]), "value": pa.array(values, data_type)}, schema=schema))
-    (entry,) = read_all(uri)
-    assert entry.batches[0].column("value").to_pylist() == pa.array(values, data_type).to_pylist()
-    assert entry.batches[0].schema.field("value").type == data_type
+FEED_SCHEMA = keyed(pa.field("v", pa.int64()))
+FEED_SHARD = mw.shard_id_for(mw.Unsharded())
 
 
-def test_we_take_over_from_pylance_and_go_on_behind_its_entries(tmp_path: Path) -> None:
-    uri = lance_table(tmp_path)
-    theirs = peer(uri)
-    for number in (1, 2, 3):
-        theirs.put(rows(number))
-    ours = appender(uri)
-    assert (ours.epoch, ours.next_position) == (2, 5)
-    assert ours.append(rows(4)) == 5
-    assert ids(WalTailer(uri, SHARD).read_entry(3)) == [3]
-    with pytest.raises(OSError, match="fenced"):
-        theirs.close()
+def feed_rows(ids: list[int], v: int) -> pa.Table:
+    return pa.table({"id": ids, "v": [v] * len(ids)}, FEED_SCHEMA)
 
 
-def test_a_shard_goes_back_and_forth_and_loses_nothing(tmp_path: Path) -> None:
-    uri = lance_table(tmp_path)
-    expected: list[int] = []
-    for turn in range(4):
-        ours = appender(uri)
-        ours.append(rows(2 * turn), txn=("app", turn))
-        expected.append(2 * turn)
-        with peer(uri) as theirs:
-            assert peer_ids(theirs) == expected
-            theirs.put(rows(2 * turn + 1))
-            expected.append(2 * turn + 1)
-    ours = appender(uri)
-    assert ours.append(rows(99), txn=("app", 3)) == 0, "the map is found behind what pylance wrote"
-    positions = list_positions(place(tmp_path), SHARD)
-    assert positions == list(range(1, len(positions) + 1))
-    with peer(uri) as theirs:
-        assert peer_ids(theirs) == expected
-    manifest = ShardManifestStore(uri, SHARD).read_latest()
-    assert manifest is not None
-    assert manifest.writer_epoch == 4 * 2 + 2
+def test_changes_of_both_writers_are_one_feed_with_times_and_images(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    table = create(uri, FEED_SCHEMA)
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    with table.shard_writer(max_entry_bytes=4096, fsync=False) as writer:
+        writer.put(feed_rows([1, 2], 1))
+        writer.put(feed_rows(list(range(1000, 2000)), 1))  # a generation of its own, with a mark
+    peer = lance.dataset(uri).mem_wal_writer(FEED_SHARD)
+    peer.put(feed_rows([2, 3], 2))
+    peer.close()
+    with table.shard_writer(fsync=False) as writer:
+        writer.delete([3])
+    found = [row for batch in table.changes(until="now") for row in batch.to_pylist()]
+    small = [(row["_op"], row["id"], row["v"]) for row in found if row["id"] < 1000]
+    assert small == [("u", 1, 1), ("u", 2, 1), ("u", 2, 2), ("u", 3, 2), ("d", 3, None)]
+    assert len(found) == 1005
+    assert all(began <= row["_time"] <= datetime.now(UTC) + timedelta(seconds=1) for row in found)
+    images = [op for op in ops_of(table.changes(until="now", before=True), "id", "v") if op[1] < 1000]
+    assert images == [
+        ("insert", 1, 1),
+        ("insert", 2, 1),
+        ("update_before", 2, 1),
+        ("update_after", 2, 2),
+        ("insert", 3, 2),
+        ("delete", 3, 2),
+    ]
+    assert len(rows_of(table.scan())) == 1002

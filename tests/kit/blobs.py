@@ -3,8 +3,6 @@
 In files of version 2.2 Lance makes it one of the second layout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,14 +28,12 @@ SHOWN = pa.struct([("position", pa.uint64()), ("size", pa.uint64())])
 
 
 def blob_rows(images: dict[int, bytes | None]) -> pa.Table:
-    """Rows with these blobs, by key."""
     keys = list(images)
     columns = [pa.array(keys), pa.array(list(images.values()), pa.large_binary()), pa.array(map(str, keys))]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
 def blob_table(place: Path, first: dict[int, bytes | None], version: Any = "2.1", **options: Any) -> mw.Table:
-    """A table that Lance wrote with these rows."""
     uri = str(place / "t")
     lance.write_dataset(blob_rows(first), uri, data_storage_version=version, **options)
     return mw.enable(uri)

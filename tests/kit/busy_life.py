@@ -4,8 +4,6 @@ Owns `BusyLife`: random puts, deletes, large puts, flushes, compactions, collect
 on tables of several kinds; and `answers`, what one moment says through every kind of read.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +12,6 @@ import lance
 import pyarrow as pa
 
 import lance_memwal as mw
-
-__all__ = ["KINDS", "WORDS", "BusyLife", "Moment", "answers", "make_table"]
 
 KINDS = ("plain", "stable row ids", "blobs")
 WORDS = ("red", "green", "blue", "amber", "violet", "umber", "teal", "white")
@@ -122,7 +118,6 @@ class BusyLife:
         return self.table.writer(compaction=None, **_SETTINGS)
 
     def step(self) -> str:
-        """One step; returns its name."""
         (chosen,) = self._draw.choices(list(self._steps), list(self._steps.values()))
         chosen()
         return chosen.__name__
@@ -136,7 +131,6 @@ class BusyLife:
         return Moment(self.table.checkpoint_create(name).snapshot, said, name, step)
 
     def close(self) -> None:
-        """End the life."""
         self._writer.close()
 
     def _rows(self, count: int) -> list[dict[str, Any]]:

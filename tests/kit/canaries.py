@@ -4,8 +4,6 @@ Owns `CANARY`, its `SPELLINGS` and `refuse_canaries`. Base64 spells a text in th
 hides its ends: of each way those letters are looked for that depend on nothing around.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """A table beside a plain model of it: what maintenance tests write, and what they compare with."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path
@@ -15,7 +13,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import data_path, deletion_path
 from lance_memwal.store.location import resolve
 
-KINDS = ("key", "composite", "text", "merge", "stable", "append", "append_in_two", "append_stable")
+KINDS = ("key", "composite", "text", "merge", "stable", "append", "append_stable")
 SHARDS = 2
 
 
@@ -40,8 +38,6 @@ def by_lance_only(uri: str) -> dict[str, Any]:
 
 
 class Kept:
-    """A table of one kind and the rows that it must show."""
-
     def __init__(self, place: Path, kind: str, seed: int = 0, **defaults: Any) -> None:
         self.uri = str(place)
         self.kind = kind
@@ -52,7 +48,7 @@ class Kept:
         self.appended: list[dict[str, Any]] = []
         schema = schema_of(kind)
         defaults.setdefault("fsync", False)
-        if kind in ("append_in_two", "merge", "stable", "append_stable"):
+        if kind in ("merge", "stable", "append_stable"):
             if self.has_key:
                 schema = with_key(schema)
             features: dict[str, Any] = {"enable_stable_row_ids": True} if "stable" in kind else by_lance_only(self.uri)
@@ -108,11 +104,9 @@ class Kept:
         return Counter(map(repr, self.rows.values() if self.has_key else self.appended))
 
     def shown(self) -> Counter[str]:
-        """The rows that a newly opened table shows."""
         return as_rows(mw.open_table(self.uri).scan().to_table())
 
     def plain(self) -> Counter[str]:
-        """The rows that plain Lance shows."""
         return as_rows(lance.dataset(self.uri).to_table())
 
 

@@ -3,8 +3,6 @@
 Owns `decode_composite`: whatever `encode_composite` does not produce is a `CorruptDataError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.errors import CorruptDataError
-
-__all__ = ["decode_composite"]
 
 _SIGN = np.uint64(1 << 63)
 _BINARY = pa.large_binary()

@@ -1,7 +1,5 @@
 """The fenced blocks of the README and of the pages below docs/, as `tools/check_docs.py` reads them."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -12,7 +10,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tool(name: str) -> ModuleType:
-    """A script of tools/ as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -26,12 +23,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks_of(page: Path) -> Iterator[tuple[int, str, str]]:
-    """Every block of a page: its line, its kind, its text."""
     yield from check_docs.blocks(page.read_text(encoding="utf-8"))
 
 
 def blocks(kind: str) -> Iterator[tuple[str, str]]:
-    """Every block of a kind: its page and its text."""
     for page in PAGES:
         for _, found, text in blocks_of(page):
             if found == kind:

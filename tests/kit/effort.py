@@ -4,15 +4,11 @@ Owns `cpu_seconds` and `calls_of`. A limit in seconds still means another thing 
 of work that it does itself. Calls are the same everywhere, but say nothing of what a call costs.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-__all__ = ["calls_of", "cpu_seconds"]
 
 
 def cpu_seconds(work: Callable[[], object], *, tries: int = 1, clock: Callable[[], float] = time.process_time) -> float:

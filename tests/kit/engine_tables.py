@@ -1,7 +1,5 @@
 """A table whose rows lie in every tier, some of them superseded, with nulls, NaN and both zeros; and the rows themselves."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,3 +64,39 @@ def table_in_all_tiers(uri: str, **options: object) -> Iterator[mw.Table]:
     with table.writer(compaction=None, **settings) as writer:
         writer.put(pa.Table.from_pylist(FRESH, SCHEMA))
         yield table
+
+
+CONDITIONS = [
+    "true",
+    "id = 7",
+    "id > 10 and id <= 40 and city = 'a'",
+    "city in ('a', 'c')",
+    "city not in ('a', 'c')",
+    "city not in ('a', 'b', 'p', 'q', 'r', 's', 't')",
+    "not (city in ('a', 'q', 'w', 'e', 'r', 't'))",
+    "n in (1, 2, 3, 4, 5, null)",
+    "n not in (1, 2, 3, 4, 5)",
+    "(n in (1, 2, 3, 4, 5, 6)) is null",
+    "x > 0.5",
+    "x >= 1.5 and city is not null",
+    "not (x > 0.5)",
+    "x <> 0.0",
+    "ok",
+    "not ok",
+    "ok is not true",
+    "n between 2 and 4",
+    "n not between 2 and 4",
+    "n + 1 > 4",
+    "n > 2.5",
+    "u = 18446744073709551610",
+    "u > 18446744073709551600",
+    "d > 20.5",
+    "d = 7",
+    "day >= date '2026-02-01'",
+    "moment < timestamp '2026-01-02 00:00:00+00:00'",
+    "city > 'a' or n is null",
+    "n is distinct from 3",
+    "city like 'a%' and id < 30",
+    "city = 'a' or city = 'b' or city = 'b'",
+    "city is null and n is not null",
+]

@@ -1,7 +1,5 @@
 """A store on a local directory that is far away: the engine treats it as remote, and its calls can meet each other."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
@@ -28,7 +26,7 @@ class Failing:
 
 
 class FarStore(WrappedStore):
-    """A real store; every call is counted, takes `delay_seconds`, and may have to wait for others like it."""
+    """A real store. Every call is counted, takes `delay_seconds` longer, and may have to wait for similar calls."""
 
     def __init__(self, inner: ObjectStore, delay_seconds: float = 0.0) -> None:
         super().__init__(inner)
@@ -65,9 +63,13 @@ class FarStore(WrappedStore):
                     barrier.wait(_SECONDS)
                 except threading.BrokenBarrierError:
                     continue
-        if self.delay_seconds:
-            time.sleep(self.delay_seconds)
-        return call(path, *rest, **options)
+        if not self.delay_seconds:
+            return call(path, *rest, **options)
+        time.sleep(self.delay_seconds / 2)  # the request is on its way, then its answer
+        try:
+            return call(path, *rest, **options)
+        finally:
+            time.sleep(self.delay_seconds / 2)
 
 
 def far(root: str | Path, delay_seconds: float = 0.0) -> tuple[FarStore, Location]:

@@ -1,7 +1,5 @@
 """What tests of the feed share: changes as plain rows, a dict that applies them, and a collection that others come to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,7 +13,6 @@ EXTRA = ("_op", "_shard", "_position", "_time", "_txn")
 
 
 def ops_of(batches: Iterable[pa.RecordBatch], *columns: str) -> list[tuple[Any, ...]]:
-    """What each change is, and these columns of it."""
     names = ["_op", *columns]
     return [tuple(row[name] for name in names) for batch in batches for row in batch.to_pylist()]
 
@@ -31,7 +28,6 @@ def apply(state: dict[Any, Any], batch: pa.RecordBatch, key: str | Sequence[str]
 
 
 def mirrored(batches: Iterable[pa.RecordBatch], key: str = "id") -> dict[Any, Any]:
-    """The rows that are left after all changes."""
     state: dict[Any, Any] = {}
     for batch in batches:
         apply(state, batch, key)

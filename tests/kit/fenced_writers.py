@@ -3,8 +3,6 @@
 A test resumes a stopped writer after somebody else took the shard over, and looks at what it still says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,9 +10,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lance_memwal import FencedError, ShardWriter
-from tests.harness.crash_tables import TableKind
 from tests.harness.kill_points import stop_at
 from tests.harness.processes import Child, start
+from tests.harness.shard_audit import TableKind
 
 DEADLINE_SECONDS = 30.0
 
@@ -149,4 +147,4 @@ def run(target: Callable[..., None], *arguments: Any) -> dict[str, list[str]]:
 def numbers_in(shard: Shard) -> list[int]:
     """The numbers of all rows of the shard, each as often as it is there."""
     with shard.open() as writer:
-        return sorted(writer.lsm_scan().to_table()["number"].to_pylist())
+        return sorted(writer.scan().to_table()["number"].to_pylist())

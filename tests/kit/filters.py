@@ -1,19 +1,23 @@
-"""Columns of every type with values that tell evaluators apart, and filters that ask for them in every way."""
-
-from __future__ import annotations
+"""Columns of every type, values that evaluators treat differently, every kind of filter, and tables to apply them in."""
 
 import datetime as dt
 import decimal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 
+import lance_memwal as mw
+from lance_memwal.memtable.index.btree import is_indexable
 from lance_memwal.rows.dictionaries import array_of
+from tests.kit.tables import nothing_kept
 
 ROWS = 24
+_SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
+Answer = list[int] | str
 _NAN, _INF = float("nan"), float("inf")
 _FLOATS = [0.1, -0.0, 0.0, _NAN, _INF, -_INF, 0.3]
 _NIGHT, _FIVE = dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 1, 5, 0, 0)
@@ -237,3 +241,43 @@ def filters() -> Iterator[str]:
             yield from listed(block, c=name)
     yield from listed(_DOCUMENTS)
     yield from listed(_OTHER)
+
+
+def selected_ids(read: Callable[[], pa.Table]) -> Answer:
+    """The ids that a read returns, or "refused"."""
+    try:
+        return sorted(read().column("id").to_pylist())
+    except mw.InvalidInputError:
+        return "refused"
+
+
+def lance_ids(dataset: lance.LanceDataset, text: str) -> Answer:
+    """The ids that plain Lance selects, or "refused"."""
+    try:
+        return sorted(dataset.to_table(columns=["id"], filter=text).column("id").to_pylist())
+    except (ValueError, OSError, RuntimeError):
+        return "refused"
+
+
+def in_every_tier(uri: str, rows: pa.Table, ask: Callable[[mw.Table], Any]) -> dict[str, Any]:
+    """The result of `ask` by tier: all `rows` are in one tier, then in the next."""
+    table = mw.create_table(uri, rows.schema, primary_key="id", sharding=mw.Unsharded())
+    indexes = [mw.BTreeIndex(field.name) for field in rows.schema if is_indexable(field.type)]
+    answers = {}
+    with table.shard_writer(**_SETTINGS) as first:
+        shard = first.shard_id
+    writer = mw.ShardWriter.open(uri, shard_id=shard, indexes=indexes, **_SETTINGS)
+    half = rows.num_rows // 2
+    writer.put(rows.slice(0, half))
+    writer.put(rows.slice(half))
+    answers["memtable with BTree indexes"] = ask(table)
+    writer.abort()
+    answers["tail of the log"] = ask(table)
+    table.shard_writer(**_SETTINGS).close()
+    answers["SSTable"] = ask(table)
+    with nothing_kept():
+        answers["SSTable that is not kept"] = ask(table)
+    table.compact()
+    answers["base table"] = ask(table)
+    assert lance.dataset(uri).count_rows() == rows.num_rows
+    return answers

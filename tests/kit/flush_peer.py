@@ -1,7 +1,5 @@
 """A base table and the same rows flushed twice: by us and by the reference."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from pathlib import Path

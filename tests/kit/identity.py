@@ -1,7 +1,5 @@
 """Tables that are removed, overwritten, restored and made anew under the hands of their writers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -19,7 +17,6 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), False, KEY), ("v", pa.string())])
 
 
 def make(uri: str, *ids: int) -> mw.Table:
-    """A table of one shard, with base rows."""
     data = pa.table({"id": list(ids), "v": ["base"] * len(ids)}, schema=SCHEMA)
     return mw.create_table(uri, data, primary_key="id", sharding=mw.Unsharded(), writer_defaults={"fsync": False})
 
@@ -64,7 +61,6 @@ REPLACED: list[Callable[[str], None]] = [
 
 
 def in_another_process(code: str) -> str:
-    """What `code` printed."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, env=dict(os.environ)
     )

@@ -4,8 +4,6 @@ A `Shape` is a schema with a way to make row `i` in version `v`; a `Duel` is one
 what it must hold, and writers of ours and of the peer (pylance) that change shard and model alike.
 """
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import random
@@ -20,7 +18,7 @@ import pyarrow as pa
 from lance.mem_wal import LsmPointLookupPlanner
 
 from lance_memwal import ShardWriter
-from tests.harness.shard_rows import peer_rows, peer_snapshot, stored_rows
+from tests.harness.shard_audit import peer_rows, peer_snapshot, stored_rows
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
 UTC = datetime.UTC
@@ -60,6 +58,7 @@ def _scalars(i: int, v: int) -> dict[str, Any]:
         "flag": _or_null(i, v, i % 2 == 0),
         "ratio": i + v / 8,
         "blob": bytes([i % 256, 0, v % 256]) * (i % 4),
+        "large_blob": _or_null(i, v, bytes([v % 256, 255])),
         "long_text": "ü" * (i % 3) + f"row {i} v{v}",
     }
 
@@ -143,6 +142,7 @@ SHAPES = [
                 ("flag", pa.bool_()),
                 ("ratio", pa.float32()),
                 ("blob", pa.binary()),
+                ("large_blob", pa.large_binary()),
                 ("long_text", pa.large_string()),
             ]
         ),
@@ -319,13 +319,11 @@ class Duel:
         return pa.Table.from_pylist([self.shape.row(i, version) for i in numbers], schema=self.schema)
 
     def put(self, writer: Any, numbers: Sequence[int], version: int) -> None:
-        """Put rows through either writer."""
         writer.put(self.table(numbers, version))
         for i in numbers:
             self._remember(self.shape.row(i, version))
 
     def delete(self, writer: Any, numbers: Sequence[int]) -> None:
-        """Delete rows through either writer."""
         fields = pa.schema([self.schema.field(name) for name in self.shape.keys])
         rows = [{name: self.shape.row(i, 0)[name] for name in self.shape.keys} for i in numbers]
         writer.delete(pa.Table.from_pylist(rows, schema=fields))
@@ -341,7 +339,6 @@ class Duel:
             self.put(writer, [7, 30 + version], version + 2)
 
     def write_at_random(self, writer: Any, draw: random.Random, count: int, version: int) -> None:
-        """`count` puts and deletes."""
         for step in range(count):
             numbers = draw.sample(range(40), draw.choice((1, 2, 5)))
             if draw.random() < 0.25 and self.has_key:
@@ -352,15 +349,13 @@ class Duel:
     # ----------------------------------------------------------------------------------------------------- reading
 
     def peer_rows(self) -> list[dict[str, Any]]:
-        """Base table and SSTables as the peer reads them."""
         return in_order(peer_rows(self.uri, self.shard_id, self.schema.names))
 
     def stored_rows(self) -> list[dict[str, Any]]:
-        """Base table and SSTables merged by hand."""
         return in_order(stored_rows(self.uri, self.shard_id))
 
     def our_rows(self, writer: ShardWriter) -> list[dict[str, Any]]:
-        return in_order(writer.lsm_scan().to_table())
+        return in_order(writer.scan().to_table())
 
     def peer_lookups(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """The rows that the peer finds by key, one lookup each."""

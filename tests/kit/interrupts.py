@@ -1,7 +1,5 @@
 """KeyboardInterrupt at any place of a call, one after the other."""
 
-from __future__ import annotations
-
 import dis
 import linecache
 import sys

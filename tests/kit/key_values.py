@@ -1,7 +1,5 @@
 """Key types that only we write, with values of them as Python code has them, in ascending order."""
 
-from __future__ import annotations
-
 import datetime
 import uuid
 from decimal import Decimal
@@ -10,8 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.rows.uuid_text import uuids_as_bytes
-
-__all__ = ["OWN_KEYS", "other_forms"]
 
 _DAYS = [datetime.date(1912, 6, 23), datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(2026, 2, 28)]
 _TIMES = [datetime.datetime(day.year, day.month, day.day, 1, 2, 3) for day in _DAYS]

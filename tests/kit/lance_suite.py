@@ -1,7 +1,5 @@
 """What the engine asks of Lance, as tests that whatever stands in for it passes too (`lance_memwal.lance.door`)."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,10 +1,5 @@
 """Small rows, small tables, and what to look at in a log: shared by the tests of log and manifest."""
 
-from __future__ import annotations
-
-import json
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +11,7 @@ import pyarrow as pa
 from lance_memwal import CorruptDataError, WalEntry, WalTailer
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.log.entry import EntryEncoder, decode_entry
-from lance_memwal.log.footer import FOOTER_BYTES, seen_to_json
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.reading import list_positions
 from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
@@ -26,7 +19,7 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
-from lance_memwal.types import EntryFooter, SeenMap, SeenTransaction, ShardManifest, SsTable
+from lance_memwal.types import EntryFooter, SeenTransaction, ShardManifest, SsTable
 
 SHARD = "5f1c7d1e-0a52-4f0b-9a35-3f3a1f6c2b10"
 OTHER_SHARD = "0c5f6a1b-7d2e-4b3c-8a9f-1e2d3c4b5a69"
@@ -40,7 +33,6 @@ def rows(*ids: int, name: str = "n") -> pa.RecordBatch:
 
 
 def lance_table(directory: Path, schema: pa.Schema = SCHEMA, **options: Any) -> str:
-    """The path of an empty Lance table that takes shards."""
     uri = str(directory / "table")
     lance.write_dataset(schema.empty_table(), uri).initialize_mem_wal(**options)
     return uri
@@ -168,11 +160,6 @@ def seen(**versions: int) -> dict[str, SeenTransaction]:
     return {app: SeenTransaction(version, SYSTEM_CLOCK.now_ms()) for app, version in versions.items()}
 
 
-def map_beside(seen: SeenMap) -> bytes:
-    """The bytes of a map beside a generation, as earlier releases wrote it."""
-    return json.dumps(seen_to_json(seen), separators=(",", ":")).encode()
-
-
 def map_of(entry: WalEntry) -> dict[str, int] | None:
     """The versions in the whole map of an entry; None if it carries none."""
     if entry.footer is None or entry.footer.seen is None:
@@ -180,23 +167,22 @@ def map_of(entry: WalEntry) -> dict[str, int] | None:
     return {app: item.version for app, item in entry.footer.seen.items()}
 
 
-def of_earlier_release(location: Location, shard_id: str = SHARD, start: int = 1) -> None:
-    """Let the log, from `start` on, be one of a release that kept maps beside generations: no whole map says that there
-    are none."""
-    for position in list_positions(location, shard_id):
-        if position < start:
-            continue
-        path = paths.wal_entry_path(shard_id, position)
-        data = location.store.get(path)
-        length, extension_bytes, crc = struct.unpack_from("<QII", data, len(data) - FOOTER_BYTES)
-        value = json.loads(data[length : length + extension_bytes])
-        value.pop("delta", None)
-        extension = json.dumps(value, separators=(",", ":")).encode()
-        fixed = struct.pack("<QII", length, len(extension), crc)
-        own_crc = struct.pack("<I", zlib.crc32(fixed, zlib.crc32(extension)))
-        location.store.put(path, data[:length] + extension + fixed + own_crc + data[-8:])
-
-
 def with_map(**versions: int) -> EntryFooter:
-    """A footer of the first layout, which has no time: its map is whole."""
     return EntryFooter(seen=seen(**versions))
+
+
+def manifest_faults(manifest: ShardManifest) -> list[str]:
+    """What is odd about `manifest` by itself: legal where another implementation wrote it, never written by us."""
+    faults = []
+    generations = [sstable.generation for sstable in manifest.sstables]
+    if generations != sorted(generations):
+        faults.append("SSTables are not in ascending order")
+    if generations and max(generations) - min(generations) + 1 != len(set(generations)):
+        faults.append("there is a gap between the listed generations")
+    if len(set(generations)) != len(generations):
+        faults.append("a generation is listed twice")
+    if generations and max(generations) >= manifest.current_generation:
+        faults.append(f"generation {max(generations)} is listed, but the current one is {manifest.current_generation}")
+    if manifest.wal_entry_position_last_seen < manifest.replay_after_wal_entry_position:
+        faults.append("the last-seen position is below the replay cursor")
+    return faults

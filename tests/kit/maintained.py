@@ -1,7 +1,5 @@
 """Tables with indexes, for the tests of what memtables and SSTables mirror."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,6 @@ def rows(keys: Sequence[int], *, vectors: bool = True) -> pa.Table:
 
 
 def index_all(dataset: lance.LanceDataset, metric: str = "l2", **text: Any) -> None:
-    """A BTree on n, a text index on t, a vector index on v."""
     dataset.create_scalar_index("n", "BTREE", name="n_btree")
     dataset.create_scalar_index("t", "INVERTED", name="t_fts", **text)
     dataset.create_index("v", "IVF_FLAT", name="v_ann", num_partitions=2, metric=metric)
@@ -54,24 +51,20 @@ def table_with_indexes(path: Path, maintained: Any = "all", metric: str = "l2", 
 
 
 def flush(writer: mw.ShardWriter) -> None:
-    """Make an SSTable of what is in memory."""
     writer.force_seal_active()
     writer.wait_for_flush_drain(100)
 
 
 def sstables(table: mw.Table, writer: mw.ShardWriter) -> list[lance.LanceDataset]:
-    """The datasets of the listed generations."""
     root = f"{table.dataset.uri}/_mem_wal/{writer.shard_id}"
     return [lance.dataset(f"{root}/{sstable.path}") for sstable in writer.manifest().sstables]
 
 
 def index_names(dataset: lance.LanceDataset) -> list[str]:
-    """The names of a dataset's indexes."""
     return sorted(index.name for index in dataset.describe_indices())
 
 
 def memtable_indexes(writer: mw.ShardWriter) -> list[str]:
-    """The names of the active memtable's indexes."""
     return sorted(index.name for index in writer.active_memtable_ref().indexes)
 
 

@@ -1,15 +1,13 @@
 """One thread's writes to keys of its own, and whether a read shows exactly what it wrote last."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from lance_memwal import ShardWriter
-from tests.harness.crash_tables import TableKind
 from tests.harness.oracle import Row
+from tests.harness.shard_audit import TableKind
 
 KIND = TableKind("integer")
 KEYS_PER_THREAD = 12
@@ -66,7 +64,7 @@ class Scribe:
             self._writer.put(KIND.batch_of(keys, self._number))
             self._written |= dict.fromkeys(keys, self._number)
         where = f"write {self._number}"
-        self.findings.judge(f"scan after {where}", self._written, KIND.rows_of(self._writer.lsm_scan().to_table()))
+        self.findings.judge(f"scan after {where}", self._written, KIND.rows_of(self._writer.scan().to_table()))
         one = self._writer.get(keys[0])
         found = [] if one is None else KIND.rows_of(pa.Table.from_pylist([one], schema=KIND.schema))
         self.findings.judge(f"get after {where}", {keys[0]: self._written[keys[0]]}, found)

@@ -1,7 +1,5 @@
 """The web page of a table, asked over HTTP without a socket; and tables that are worth showing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,13 +43,11 @@ class Page:
         return asyncio.run(send())
 
     def get(self, path: str, **parameters: Any) -> dict[str, Any]:
-        """The answer at `path`."""
         answer = self.ask("GET", path, params=parameters)
         assert answer.status_code == 200, answer.text
         return answer.json()  # type: ignore[no-any-return]
 
     def query(self, **question: Any) -> dict[str, Any]:
-        """The answer to a query."""
         answer = self.ask("POST", "/api/query", json=question)
         assert answer.status_code == 200, answer.text
         return answer.json()  # type: ignore[no-any-return]
@@ -69,7 +65,6 @@ def page_of(table: mw.Table, **options: Any) -> Page:
 
 
 def rows(*ids: int, city: str | None = None) -> pa.Table:
-    """Rows with these ids."""
     made = [
         {
             "id": i,

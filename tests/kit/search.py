@@ -1,8 +1,7 @@
 """A table spread over all tiers, with a plain dictionary of its live rows as the oracle."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import lance_memwal as mw
+from lance_memwal.memtable.index import CorpusStats, FtsIndex, FtsMemIndex, TextQuery, terms_of
 
 _NOUNS = "amber basalt cedar delta ember fjord grove heron iris juniper kelp lichen maple nectar otter pine quartz"
 WORDS = tuple(_NOUNS.split(" "))
@@ -22,8 +22,6 @@ _names = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One live row."""
-
     id: int
     vector: npt.NDArray[Any] | None
     text: str | None
@@ -31,14 +29,12 @@ class Row:
 
 
 def schema_of(dim: int, value_type: pa.DataType | None = None) -> pa.Schema:
-    """id, v, t, tag."""
     kind = pa.list_(value_type or pa.float32(), dim)
     fields = [pa.field("id", pa.int64(), nullable=False), pa.field("v", kind), pa.field("t", pa.string())]
     return pa.schema([*fields, pa.field("tag", pa.int64())])
 
 
 def to_table(rows: list[Row], schema: pa.Schema) -> pa.Table:
-    """The rows as Arrow."""
     kind = schema.field("v").type
     dtype = kind.value_type.to_pandas_dtype()
     vectors = [np.zeros(kind.list_size, dtype) if row.vector is None else row.vector.astype(dtype) for row in rows]
@@ -82,6 +78,8 @@ class Spread:
     schema: pa.Schema
     nulls: float = 0.0
     live: dict[int, Row] = field(default_factory=dict)
+    indexed: list[str | None] = field(default_factory=list)
+    """The texts in the text index of the base table."""
 
     def put(self, keys: Any) -> None:
         """Insert or replace the rows of these keys, with new values."""
@@ -90,13 +88,11 @@ class Spread:
         self.live.update({row.id: row for row in rows})
 
     def delete(self, keys: Any) -> None:
-        """Delete these keys."""
         self.writer.delete([int(key) for key in keys])
         for key in keys:
             self.live.pop(int(key), None)
 
     def flush(self) -> None:
-        """Make an SSTable of what is in memory."""
         self.writer.force_seal_active()
         self.writer.wait_for_flush_drain(100)
 
@@ -114,7 +110,6 @@ class Spread:
         self.live.update({row.id: row for row in rows})
 
     def matching(self, tag: int | None) -> list[Row]:
-        """The live rows with this tag (all, if None)."""
         return [row for row in self.live.values() if tag is None or row.tag == tag]
 
     def exact(self, query: npt.NDArray[Any], k: int, metric: str = "l2", tag: int | None = None) -> list[int]:
@@ -165,6 +160,7 @@ def spread(
         dataset.create_index("v", name="v_ann", metric=metric, **options)
     made = Spread(table, table.shard_writer(**{**SETTINGS, **settings}), make, schema, nulls)
     made.live.update({row.id: row for row in first})
+    made.indexed += [row.text for row in first] if text_options is not None else []
     made.append_to_base(range(rows // 2, rows // 2 + rows // 10))
     for number in range(2):
         made.change(1_000_000 * (number + 1), rows // 8)
@@ -174,5 +170,27 @@ def spread(
 
 
 def ids(found: pa.Table) -> list[int]:
-    """The ids of an answer, in order."""
     return [int(key) for key in found.column("id").to_pylist()]
+
+
+# The expected answer of a text search: BM25 over the live rows, with the statistics of the base table's text index.
+
+_SCHEMA = pa.schema([pa.field("t", pa.string())])
+
+
+def scores_of(
+    query: str | TextQuery, live: Mapping[int, str | None], indexed: Sequence[str | None], options: Mapping[str, Any]
+) -> dict[int, float]:
+    """The score of every live row that matches. The index with these `options` was made over the `indexed` texts."""
+    analyzer = FtsIndex("t", **options).build(_SCHEMA).analyzer
+    rows, base = (FtsMemIndex.of_texts("t", pa.array(t, pa.string()), analyzer) for t in (list(live.values()), indexed))
+    bound = rows.bind(query, len(live))
+    terms = terms_of(bound)["t"]
+    stats = rows.stats(terms, len(live))
+    if indexed:
+        known = base.stats(terms, len(indexed))
+        frequencies = {term: known.doc_freq[term] or stats.doc_freq[term] for term in terms}
+        stats = CorpusStats(known.doc_count, known.total_tokens, frequencies)
+    keys = list(live)
+    positions, scores = rows.search(bound, len(live), None, stats=stats)
+    return {keys[position]: score for position, score in zip(positions.tolist(), scores.tolist(), strict=True)}

@@ -5,8 +5,6 @@ A `System` writes, reads, searches and looks after a table with a vector and a t
 system learns it, the matrix says so.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +17,7 @@ import pyarrow as pa
 from lance.mem_wal import CompactedSsTable, LsmScanner, LsmVectorSearchPlanner
 
 import lance_memwal as mw
-from tests.harness.shard_rows import peer_snapshot
-
-__all__ = ["SCHEMA", "CannotError", "Lancedb", "Ours", "Pylance", "System", "indexed_table", "rows_for"]
+from tests.harness.shard_audit import peer_snapshot
 
 DIM = 8
 KEY = {"lance-schema:unenforced-primary-key": "true"}
@@ -94,8 +90,6 @@ def _as_dict(rows: pa.Table) -> dict[int, str]:
 
 
 class Ours(System):
-    """lance-memwal."""
-
     def __init__(self, place: Path) -> None:
         self._table = mw.open_table(str(place / "t.lance"))
         self._writer: mw.TableWriter | None = None

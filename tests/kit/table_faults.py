@@ -7,7 +7,7 @@ Owns the plans. Invariants:
 2. Kinds that the contract of a store forbids are told apart: after one that leaves damage behind, storage may be refused, with
    the place of the damage.
 3. What nothing could notice is left out: a listing that misses names (S5), and a wrong bit in an object whose format, which is
-   Lance's, has no checksum. Entries, roll-ups and remembered deletes have one.
+   Lance's, has no checksum. Entries and remembered deletes have one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
 
+import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal.process.cache import CACHE
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript, StoreCall
-from tests.kit.table_life import CanonicalLife, Place
-
-__all__ = ["First", "Planned", "Sweep", "can_meet", "firsts", "in_slice", "pairs", "record", "singles"]
+from tests.harness.profile import scaled
+from tests.kit.log_life import record as record_calls
+from tests.kit.table_life import CanonicalLife, Place, Row
 
 KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.LIST_MISSES)
 CRASHES = frozenset({FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER})
-_CHECKED = re.compile(r"/(wal|memwal_rollups|memwal_deletes)/")
+_CHECKED = re.compile(r"/(wal|memwal_deletes)/")
 _EFFECTS = frozenset({"put_new", "put", "delete"})
 _LATE_AFTER_CALLS = (0, 3, 40)
 _SECONDS_PER_FIRST = 5
@@ -56,7 +61,6 @@ class Planned:
         return f"{told} seed={self.seed} late={self.late_after_calls}"
 
     def scripts(self) -> list[FaultScript]:
-        """The scripts of the processes."""
         return [FaultScript(_Aimed(at=at, seed=self.seed, late_after_calls=self.late_after_calls)) for at in self.at]
 
 
@@ -124,7 +128,6 @@ def can_meet(call: StoreCall) -> list[FaultKind]:
 
 
 def record(sweep: Sweep) -> tuple[StoreCall, ...]:
-    """The calls of the life without faults."""
     (script,) = sweep.live(Planned(({},)))
     return script.calls
 
@@ -178,3 +181,143 @@ def pairs(sweep: Sweep, calls: Sequence[StoreCall], count: int, seed: int) -> It
     """Two faults: the first at a call that changes storage, the second at one of those that follow."""
     for first in firsts(calls, count, seed):
         yield from first.followed(sweep)
+
+
+# The life of a table with everything beside plain rows: two shards, a merge by sequence, blobs, an index, many
+# generations.
+#
+# What the canonical life does is not done again; together the two make every call that a store has. A write with an
+# old sequence is made on purpose: nobody may see it.
+
+_SCHEMA: Final = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("value", pa.int64(), nullable=False),
+        pa.field("note", pa.string()),
+        pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"}),
+    ]
+)
+_SHARDS: Final = mw.Bucket("id", 2)
+_MANY: Final = 8  # generations
+_WORDS: Final = ("amber", "basalt", "cedar")
+
+
+class RichLife(CanonicalLife):
+    """As `CanonicalLife`; `value` is the sequence that rows go by, and the image of a row follows from it."""
+
+    _sharding = _SHARDS
+
+    def _create(self) -> mw.Table:
+        return mw.create_table(
+            self._location, _SCHEMA, primary_key="id", sharding=_SHARDS, merge=mw.LastWrite("value"), exist_ok=True
+        )
+
+    def _row(self, key: int, value: int, note: str | None) -> dict[str, Any]:
+        return super()._row(key, value, note) | {"image": _image(key, value)}
+
+    def share(self) -> None:
+        """The first rows come from a writer that others could share the table with."""
+        self._writer = self._again("share", lambda: self.table.writer(shared=True, compaction=None))
+        self._writers.append(self._writer)
+        self._put(3, 6, note="shared")
+        self.close()
+
+    def index(self) -> None:
+        self._upkeep(lambda: self.table.create_index(mw.FtsIndex("note")))
+
+    def write(self) -> None:
+        self._put(1, 2, 3, 4, note="amber")
+        self._put(2, 5, note="basalt")
+
+    def change(self) -> None:
+        value = next(self._values)
+        if self._write([1], lambda _: None, lambda: self.writer.delete([1], sequence=value)):
+            self._write([1], lambda row: row, lambda: self.writer.put([self._row(1, 0, "too late")]))
+        stale = [self._row(2, 0, "too late")]
+        self._write([2], lambda row: row or (0, "too late"), lambda: self.writer.put(stale))
+
+    def flush_often(self) -> None:
+        """Generations of one shard."""
+        keys = pa.record_batch({"id": pa.array(range(20, 60), pa.int64())})
+        _, part = next(iter(self.table.sharding.route(keys, _SCHEMA)))
+        for number in range(_MANY):
+            self._put(part.column(0)[number].as_py(), note=_WORDS[number % len(_WORDS)])
+            self.flush()
+
+    def read_cold(self) -> None:
+        """Rows, and keys, of files that nobody has opened yet."""
+        for read in (self._scan, lambda: self._look(2), lambda: self._look(99)):
+            CACHE.clear()
+            self._again("read", read)
+
+    def search(self) -> None:
+        self._put(7, note=_WORDS[-1])  # in memory still
+        self._again("search", lambda: self._compare_search(self._scan()))
+
+    def _look_closer(self, scanned: pa.Table, rows: Mapping[int, Row]) -> None:
+        for row in scanned.select(["id", "value", "image"]).to_pylist():
+            if row["image"]["size"] != len(_image(row["id"], row["value"])):
+                self.oracle.broken.append(f"I2: the blob of {row} has another size")
+
+    def _compare_search(self, rows: Mapping[int, Row]) -> None:
+        for word in _WORDS:
+            found = self.table.search(text=word, column="note", k=100, columns=["id"]).column("id").to_pylist()
+            if sorted(found) != sorted(key for key, (_, note) in rows.items() if note == word):
+                self.oracle.broken.append(f"I7: a search for {word} finds {sorted(found)}, the rows are {rows}")
+
+    def _judge_more(self, rows: Mapping[int, Row]) -> None:
+        self._compare_search(rows)
+        for key, (value, _) in rows.items():
+            file = self.table.get_blob(key, "image")
+            if file is None or file.read() != _image(key, value):
+                self.oracle.broken.append(f"I2: the blob of {key} is not that of {value}")
+
+    steps: ClassVar = (
+        CanonicalLife.make,
+        share,
+        index,
+        write,
+        CanonicalLife.flush,
+        change,
+        flush_often,
+        read_cold,
+        CanonicalLife.keep,
+        CanonicalLife.consume,
+        search,
+        CanonicalLife.compact,
+        CanonicalLife.collect,
+        CanonicalLife.take_over,
+        CanonicalLife.look_back,
+        CanonicalLife.maintain,
+        search,
+        CanonicalLife.close,
+    )
+
+
+def _image(key: int, value: int) -> bytes:
+    return bytes([key % 251, value % 251]) * (3 + key % 5 + value)
+
+
+# Faults whose outcome depends on a draw (which bit, which name), and when a late effect comes.
+DRAWN = {FaultKind.BIT_FLIP, FaultKind.LIST_MISSES}
+LATE_AFTER_CALLS = (0, 1, 2, 5, 9, 1_000)
+SINGLE_KINDS = [kind for kind in FaultKind if kind is not FaultKind.LOST_DELETE]
+
+
+def no_damage(script: FaultScript) -> bool:
+    """Whether storage must be whole: only a torn object leaves damage there."""
+    return not any(call.fault is FaultKind.TORN_OBJECT and call.kind == "put_new" for call in script.injected)
+
+
+def single_faults(
+    kind: FaultKind, *, draws: int | None = None, lateness: Sequence[int] = LATE_AFTER_CALLS
+) -> Iterator[tuple[str, FaultPlan]]:
+    """The fault at every call that it applies to; where the outcome is drawn, with so many draws."""
+    drawn = scaled(ci=8, prove=200) if draws is None else draws
+    for call in record_calls().calls:
+        if not kind.applies_to(call.kind):
+            continue
+        for seed in range(drawn if kind in DRAWN else 1):
+            for late in lateness if kind is FaultKind.LATE_EFFECT else (0,):
+                name = f"{kind.value} at call {call.index} ({call.kind} ...{call.path[-60:]}), seed {seed}, late {late}"
+                yield name, FaultPlan(at={call.index: kind}, seed=seed, late_after_calls=late)

@@ -13,8 +13,6 @@ goes on where the first one stopped. Invariants of the oracle:
 5. Where a torn object ends a part of the verdict, the other parts are judged all the same.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,8 +43,6 @@ from lance_memwal.types import Transaction
 from lance_memwal.write.once import OnceAppender
 from tests.kit.feeds import apply
 
-__all__ = ["CanonicalLife", "Place", "Row"]
-
 _T = TypeVar("_T")
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.int64()), ("note", pa.string())])
 _SETTINGS: dict[str, Any] = {"max_entry_bytes": 3_000, "wal_persist_retry_base_delay_ms": 1}
@@ -73,7 +69,6 @@ class Place:
     options: Mapping[str, str] | None = None
 
     def location(self, name: str, script: FaultScript | None = None) -> Location:
-        """The table of this name, as one process sees it."""
         wrap = None if script is None else script.wrap
         return resolve(f"{self.prefix}/{name}", self.options, clock=SkippingClock(), wrap=wrap)
 
@@ -204,21 +199,18 @@ class CanonicalLife:
 
     @property
     def table(self) -> mw.Table:
-        """The table, opened when it is needed."""
         if self._table is None:
             self._table = self._again("open", lambda: mw.open_table(self._location))
         return self._table
 
     @property
     def writer(self) -> mw.TableWriter:
-        """The writer, opened when it is needed."""
         if self._writer is None:
             self._writer = self._again("writer", lambda: self.table.writer(compaction=None, **_SETTINGS))
             self._writers.append(self._writer)
         return self._writer
 
     def _again(self, what: str, call: Callable[[], _T]) -> _T:
-        """Call until it succeeds, a few times."""
         for _ in range(_TRIES - 1):
             try:
                 return call()

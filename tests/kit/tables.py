@@ -1,13 +1,12 @@
 """What table tests share: small tables, compaction that stops half way, and a reader in a second process."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading
+import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ import pyarrow as pa
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.process.cache import CACHE
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
@@ -44,13 +44,11 @@ def create(uri: str, schema: Any = None, **options: Any) -> mw.Table:
 
 
 def rows_of(table: pa.Table | mw.Scan, key: str = "id") -> list[dict[str, Any]]:
-    """All rows, ordered by key."""
     found = table.to_table() if isinstance(table, mw.Scan) else table
     return sorted(found.to_pylist(), key=lambda row: row[key])
 
 
 def ids_of(table: pa.Table | mw.Scan, key: str = "id") -> list[Any]:
-    """The keys of all rows, ordered."""
     return [row[key] for row in rows_of(table, key)]
 
 
@@ -58,7 +56,6 @@ def ids_of(table: pa.Table | mw.Scan, key: str = "id") -> list[Any]:
 
 
 def manifest_of(uri: str, shard_id: str) -> mw.ShardManifest:
-    """The newest manifest of a shard."""
     manifest = mw.ShardManifestStore(uri, shard_id).read_latest()
     assert manifest is not None
     return manifest
@@ -70,7 +67,6 @@ def compacted_up_to(uri: str, shard_id: str) -> int:
 
 
 def sstable_path(uri: str, shard_id: str, sstable: mw.SsTable) -> str:
-    """The directory of one SSTable."""
     return os.path.join(uri, "_mem_wal", shard_id, sstable.path)
 
 
@@ -99,7 +95,6 @@ def compact_shard(uri: str, shard_id: str, *, generations: int | None = None, tr
 
 
 def compact_all(uri: str, *, trim: bool = True) -> None:
-    """Fold every SSTable of every shard."""
     for shard in mw.open_table(uri).shards():
         compact_shard(uri, shard.shard_id, trim=trim)
 
@@ -125,18 +120,15 @@ def upsert_base(uri: str, rows: pa.Table) -> None:
 
 
 def lance_filter(rows: pa.Table, where: str) -> pa.Table:
-    """The rows that Lance itself selects."""
     return lance.write_dataset(rows, f"memory://{uuid.uuid4()}").to_table(filter=where)
 
 
 def has_entry(uri: str) -> bool:
-    """Whether the table has a MemWAL index."""
     base = BaseTable.open(resolve(uri))
     return base is not None and base.details is not None
 
 
 def files_below(directory: str) -> dict[str, int]:
-    """Every file below a directory with its size."""
     found = {}
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -207,7 +199,6 @@ class Outside:
         return answer
 
     def close(self) -> None:
-        """End the process."""
         self._pipe.close()
         self._process.join(10)
         if self._process.exitcode is None:
@@ -239,7 +230,6 @@ def _serve(pipe: Any) -> None:
 
 @contextmanager
 def outside() -> Iterator[Outside]:
-    """A second process for one test."""
     reader = Outside()
     try:
         yield reader
@@ -248,10 +238,49 @@ def outside() -> Iterator[Outside]:
 
 
 def table_of(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Rows as an Arrow table."""
     return pa.Table.from_pylist(list(rows), schema=schema)
 
 
-def batches_of(rows: Sequence[dict[str, Any]], schema: pa.Schema, size: int) -> list[pa.RecordBatch]:
-    """Rows as several batches."""
-    return table_of(rows, schema).to_batches(max_chunksize=size)
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Nothing that is read is kept, until the end of the block."""
+    limit = CACHE.limit_bytes
+    CACHE.limit_bytes = 0
+    try:
+        yield
+    finally:
+        CACHE.limit_bytes = limit
+
+
+@contextmanager
+def compacting(table: mw.Table) -> Iterator[None]:
+    """Flush and compact beside the writers; what goes wrong there is raised at the end."""
+    over, broken = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            while not over.wait(0.5):
+                table.flush()
+                table.compact()
+        except BaseException as error:
+            broken.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(120)
+    assert broken == []
+
+
+def compact_everything(table: mw.Table, seconds: float = 60) -> None:
+    """Flush and compact until the base table has every row; no process may be writing."""
+    deadline = time.monotonic() + seconds
+    while True:
+        table.flush(idle_seconds=0)
+        left = table.compact(flush=True).in_log_only
+        if not left:
+            return
+        assert time.monotonic() < deadline, left

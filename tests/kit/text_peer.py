@@ -1,17 +1,14 @@
 """Lance's own full-text search as the oracle."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import lance
-import lance.query as lq
 import pyarrow as pa
 
-from lance_memwal.memtable.index import FtsIndex, FtsMemIndex
+from lance_memwal.memtable.index import FtsIndex, FtsMemIndex, TextQuery, query, to_lance
 
 _names = itertools.count()
 
@@ -77,14 +74,14 @@ def ours(
     return index
 
 
-def peer_hits(dataset: lance.LanceDataset, query: lq.FullTextQuery | str) -> dict[int, float]:
+def peer_hits(dataset: lance.LanceDataset, asked: TextQuery) -> dict[int, float]:
     """Row number to score, all rows that Lance finds."""
-    scanner = dataset.scanner(full_text_query=query, columns=["i", "_score"], limit=100_000)
+    scanner = dataset.scanner(full_text_query=to_lance(asked), columns=["i", "_score"], limit=100_000)
     table = scanner.to_table()
     return dict(zip(table["i"].to_pylist(), table["_score"].to_pylist(), strict=True))
 
 
-def random_query(rng: random.Random, depth: int = 0, slops: Sequence[int] = (0,)) -> lq.FullTextQuery:
+def random_query(rng: random.Random, depth: int = 0, slops: Sequence[int] = (0,)) -> TextQuery:
     """Any query that Lance has, over column t."""
 
     def text() -> str:
@@ -92,18 +89,20 @@ def random_query(rng: random.Random, depth: int = 0, slops: Sequence[int] = (0,)
 
     kind = rng.random()
     if depth < 2 and kind < 0.2:
-        parts = [(rng.choice(list(lq.Occur)), random_query(rng, depth + 1, slops)) for _ in range(rng.randint(1, 4))]
-        if all(occur == lq.Occur.MUST_NOT for occur, _ in parts):
-            parts.append((lq.Occur.SHOULD, random_query(rng, depth + 1, slops)))
-        return lq.BooleanQuery(parts)
+        parts: dict[str, list[TextQuery]] = {"must": [], "should": [], "must_not": []}
+        for _ in range(rng.randint(1, 4)):
+            parts[rng.choice(list(parts))].append(random_query(rng, depth + 1, slops))
+        if not parts["must"] and not parts["should"]:
+            parts["should"].append(random_query(rng, depth + 1, slops))
+        return query.Boolean(**{name: tuple(some) for name, some in parts.items()})
     if depth < 2 and kind < 0.3:
         positive, negative = random_query(rng, depth + 1, slops), random_query(rng, depth + 1, slops)
-        return lq.BoostQuery(positive, negative, negative_boost=rng.choice([0.1, 0.5, 2.0]))
+        return query.Boost(positive, negative, negative_boost=rng.choice([0.1, 0.5, 2.0]))
     if kind < 0.5:
-        return lq.PhraseQuery(text(), "t", slop=rng.choice(slops))
-    operator = rng.choice(list(lq.FullTextOperator))
+        return query.Phrase(text(), "t", slop=rng.choice(slops))
+    operator = rng.choice(get_args(query.Operator))
     if kind < 0.7:
-        return lq.MatchQuery(
+        return query.Match(
             text(),
             "t",
             fuzziness=rng.choice([1, 2]),
@@ -111,4 +110,4 @@ def random_query(rng: random.Random, depth: int = 0, slops: Sequence[int] = (0,)
             prefix_length=rng.choice([0, 0, 1, 2]),
             operator=operator,
         )
-    return lq.MatchQuery(text(), "t", operator=operator, boost=rng.choice([1.0, 2.5]))
+    return query.Match(text(), "t", operator=operator, boost=rng.choice([1.0, 2.5]))

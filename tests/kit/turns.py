@@ -22,7 +22,7 @@ from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.once import OnceAppender
-from tests.harness.shard_rows import peer_rows
+from tests.harness.shard_audit import peer_rows
 from tests.kit.writers import SECONDS
 
 SCHEMA = pa.schema(
@@ -94,8 +94,6 @@ def newer(row: Row, old: Row | None) -> bool:
 
 
 class Play:
-    """One random story."""
-
     def __init__(self, place: Path, seed: int, other_turns: Sequence[Callable[[Play], None]] = ()) -> None:
         """`other_turns` are had beside those that are here."""
         self.other_turns = other_turns

@@ -17,6 +17,7 @@ import pyarrow as pa
 import lance_memwal as mw
 from lance_memwal.errors import UnavailableError
 from lance_memwal.log.reading import list_positions
+from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
@@ -42,7 +43,6 @@ UNKEYED = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
 
 
 def rows(ids: Iterable[int], value: str = "a", schema: pa.Schema = KEYED) -> pa.RecordBatch:
-    """A batch with these keys, all with the same value."""
     numbers = list(ids)
     return pa.record_batch([pa.array(numbers, pa.int64()), pa.array([value] * len(numbers))], schema=schema)
 
@@ -55,8 +55,7 @@ def contents(table: pa.Table) -> dict[int, str]:
 
 
 def scanned(writer: mw.ShardWriter) -> dict[int, str]:
-    """What the memtables of `writer` show."""
-    return contents(writer.scan().to_table())
+    return contents(writer.memtable_scanner().to_table())
 
 
 def flushed(root: str | Path, shard_id: str = SHARD) -> dict[int, list[dict[str, Any]]]:
@@ -93,7 +92,6 @@ def entries(root: str | Path, shard_id: str = SHARD) -> list[mw.WalEntry]:
 
 
 def row_entries(root: str | Path, shard_id: str = SHARD) -> list[mw.WalEntry]:
-    """The entries that hold rows."""
     return [entry for entry in entries(root, shard_id) if entry.batches]
 
 
@@ -131,7 +129,6 @@ class Running:
 
     @property
     def running(self) -> bool:
-        """Whether the call has not returned."""
         return self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
@@ -139,12 +136,17 @@ class Running:
         self._thread.join(seconds)
 
     def result(self, timeout: float = SECONDS) -> Any:
-        """What the call returned."""
         self._thread.join(timeout)
         assert not self._thread.is_alive(), "the call hangs"
         if self._error is not None:
             raise self._error
         return self._value
+
+
+def in_threads(call: Callable[..., Any], arguments: Iterable[Any], seconds: float = 4 * SECONDS) -> list[Any]:
+    """Call `call` with each argument on a thread of its own, all at once; what the calls returned or the first raised."""
+    running = [in_thread(lambda argument=argument: call(argument)) for argument in arguments]
+    return [each.result(seconds) for each in running]
 
 
 def wait_for(done: Callable[[], bool], seconds: float = SECONDS) -> None:
@@ -176,7 +178,6 @@ class Rule:
     reached: threading.Event = field(default_factory=threading.Event)
 
     def open(self) -> None:
-        """Let all calls through."""
         self.left = 0
         self.opened.set()
 
@@ -214,7 +215,6 @@ class WatchedStore(WrappedStore):
         return self.rules[-1]
 
     def count(self, kind: str, part: str) -> int:
-        """How many matching calls succeeded."""
         with self._changed:
             return sum(1 for name, path in self.calls if name == kind and part in path)
 
@@ -271,6 +271,13 @@ def base_table(
     """A table with a MemWAL index; its shards are named by the tests, unless the options say otherwise."""
     kw = {"sharding": mw.Manual(), "allow_keys_across_shards": True, **kw}
     return mw.create_table(str(root), pa.Table.from_pylist(data, schema=schema) if data else schema, **kw)
+
+
+def enabled_table(root: str | Path, schema: pa.Schema, **kw: Any) -> mw.Table:
+    """A table with columns of exactly these types, made by Lance and enabled."""
+    kw = {"sharding": mw.Manual(), "allow_keys_across_shards": True, **kw}
+    lance.write_dataset(no_rows(schema), str(root))
+    return mw.enable(str(root), **kw)
 
 
 def fork() -> int:

@@ -1,7 +1,5 @@
 """The second process, which reads for all lives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +9,6 @@ from tests.kit.tables import Outside
 
 @pytest.fixture(scope="package")
 def elsewhere() -> Iterator[Outside]:
-    """One second process for all runs."""
     process = Outside()
     yield process
     process.close()

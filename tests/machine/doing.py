@@ -3,20 +3,16 @@
 Owns `DO` and `do`. After every step the table must show the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-from tests.machine import following, keeping, one_shard, others, reading, writing
+from tests.machine import following, keeping, reading, writing
 from tests.machine.life import MachineLife
 from tests.machine.steps import Step
 
-__all__ = ["DO", "do"]
-
 DO: dict[str, Callable[..., None]] = {
     name: call
-    for room in (writing, one_shard, keeping, reading, following, others)
+    for room in (writing, keeping, reading, following)
     for name, call in vars(room).items()
     if getattr(call, "__module__", None) == room.__name__
 }

@@ -1,7 +1,5 @@
 """What happens to a table besides writes and reads: its writers come and go, and somebody looks after it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 from lance.commit import CommitConflictError
 
 import lance_memwal as mw
-from tests.kit.tables import compact_shard, trim_shard
+from tests.kit.tables import compact_everything, compact_shard, trim_shard
 from tests.machine.life import MachineLife
 from tests.machine.setup import added_column
 
@@ -136,9 +134,9 @@ def maintain(life: MachineLife) -> None:
     life.fresh.clear()
 
 
-def settle(life: MachineLife) -> None:
+def compact_all(life: MachineLife) -> None:
     life.make_durable()
-    assert life.table.settle(60, idle_seconds=0).converged
+    compact_everything(life.table)
     life.fresh.clear()
 
 
@@ -152,12 +150,6 @@ def optimize(life: MachineLife) -> None:
     """Lance brings its indexes up to date; see `merge_files`."""
     if life.configuration.compaction is None:
         life.table.dataset.optimize.optimize_indices()
-
-
-def optimize_the_table(life: MachineLife) -> None:
-    life.table.optimize(cleanup_older_than=timedelta(0))
-    life.collected()
-    life.fresh.clear()
 
 
 def _try_again(commit: Callable[[], Any]) -> None:
@@ -263,7 +255,6 @@ def repair(life: MachineLife, for_repair: bool) -> None:
 
 
 def look_at_numbers(life: MachineLife) -> None:
-    """What the table says of itself."""
     stats = life.table.stats()
     life.tell("live rows", stats.live_rows)
     assert stats.live_rows == len(life.model.rows)

@@ -3,8 +3,6 @@
 Owns `MachineLife`: how the table is made, who writes it, and how answers are compared. What happens to it is in the step modules.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -18,11 +16,9 @@ from lance.blob import BlobType, blob_array
 
 import lance_memwal as mw
 from lance_memwal.process.cache import CACHE
-from tests.kit.tables import Outside
+from tests.kit.tables import Outside, compact_everything
 from tests.machine.model import Model, Row, Storage
 from tests.machine.setup import BLOB, KEYS, Configuration, Kind, added_values
-
-__all__ = ["MachineLife", "in_order"]
 
 
 def in_order(rows: Iterable[Row], names: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -85,7 +81,6 @@ class MachineLife:
                 self.make_index("by_vec")
 
     def make_index(self, name: str) -> None:
-        """One of the indexes of the base table."""
         if name == "by_v":
             made = self.table.create_index(mw.BTreeIndex("v", name=name))
         elif name == "by_t":
@@ -96,7 +91,6 @@ class MachineLife:
         self.indexes.add(name)
 
     def make_anew(self, numbers: Sequence[int]) -> None:
-        """The table is gone, and another one is made where it was."""
         self.model = Model(self.kind.names, self.kind.schema.names)
         self.indexes.clear()
         self.fresh.clear()
@@ -114,7 +108,6 @@ class MachineLife:
         return made
 
     def arrow(self, rows: Sequence[Row]) -> pa.Table:
-        """Rows in the columns of now."""
         schema = self.table.schema
         if not (self.kind.has_blobs and isinstance(schema.field(BLOB).type, BlobType)):
             return pa.Table.from_pylist(list(rows), schema=schema)
@@ -207,7 +200,6 @@ class MachineLife:
         assert in_order(found.to_pylist(), names) == in_order(rows, names)
 
     def check(self) -> None:
-        """A scan shows the model."""
         found = self.table.scan().to_table()
         self.tell("the table", in_order(found.to_pylist(), self.model.columns))
         self.same(found, self.model.rows.values())
@@ -220,7 +212,7 @@ class MachineLife:
             self.stop()
             for writer in self.zombies:
                 writer.abort()
-            assert self.table.settle(60, idle_seconds=0).converged
+            compact_everything(self.table)
             self.same(lance.dataset(self.uri).to_table(), self.model.rows.values())
             self.same(mw.open_table(self.uri).scan(consistency="flushed").to_table(), self.model.rows.values())
             report = self.table.verify()

@@ -9,13 +9,9 @@ Invariants:
    them straight to the base table since, and the log does not tell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-__all__ = ["FILTERS", "Mirror", "Model", "Moment", "Row", "Storage"]
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -58,8 +54,6 @@ class Mirror:
 
 
 class Model:
-    """What the table must hold."""
-
     def __init__(self, key: Sequence[str], columns: Sequence[str]) -> None:
         self.key = tuple(key)
         self.columns = list(columns)
@@ -106,7 +100,6 @@ class Model:
                 since.foreign.add(key)
 
     def note_transaction(self, shard_id: str, application: str, version: int) -> None:
-        """A transaction that the log has."""
         self.transactions.setdefault(shard_id, {})[application] = version
 
     def matching(self, where: str | None) -> list[Row]:
@@ -114,7 +107,6 @@ class Model:
         return [row for row in self.rows.values() if FILTERS[where](row)]
 
     def add_column(self, name: str) -> None:
-        """A column of nulls."""
         self.columns.append(name)
         for row in self.rows.values():
             row[name] = None
@@ -136,9 +128,7 @@ class Model:
             moment.passed = moment.passed or moment.storage != storage
 
     def moment(self, which: int) -> Moment | None:
-        """One of the moments, if there are any."""
         return self.moments[which % len(self.moments)] if self.moments else None
 
     def forget(self, moment: Moment) -> None:
-        """It is gone."""
         self.moments = [kept for kept in self.moments if kept is not moment]

@@ -1,7 +1,5 @@
 """Every way to read, now and as of then, compared with the model."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from datetime import UTC, datetime
@@ -14,7 +12,7 @@ import pyarrow.compute as pc
 from datafusion import SessionContext
 
 import lance_memwal as mw
-from tests.harness.shard_rows import merged_rows
+from tests.harness.shard_audit import merged_rows
 from tests.machine.life import MachineLife, in_order
 from tests.machine.model import FILTERS, Moment, Row
 from tests.machine.setup import BLOB
@@ -125,7 +123,7 @@ def merge_by_hand(life: MachineLife) -> None:
         if isinstance(shard, mw.ShardWriter):
             life.make_durable()
             life.same(merged_rows(shard, life.uri), life.model.rows.values())
-            life.same(shard.lsm_scan().to_table(), life.model.rows.values())
+            life.same(shard.scan().to_table(), life.model.rows.values())
 
 
 def get(life: MachineLife, number: int) -> None:

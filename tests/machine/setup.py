@@ -3,8 +3,6 @@
 Owns `KINDS`, `CONFIGURATIONS`, `Kind` and `Configuration`. Answers depend on the kind, and never on the configuration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,8 +11,6 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from tests.machine.model import Row
-
-__all__ = ["BLOB", "CONFIGURATIONS", "KEYS", "KINDS", "Configuration", "Kind", "added_column", "added_values"]
 
 KEYS = 12
 BLOB = "image"

@@ -4,16 +4,12 @@ Owns `steps_for`, the strategy, and `known_steps`: what tables of a kind can do.
 does it, in one of the step modules (`doing` lists them).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.machine.model import FILTERS
 from tests.machine.setup import KEYS, Kind
-
-__all__ = ["Step", "known_steps", "steps_for"]
 
 Step = tuple[str, dict[str, Any]]
 
@@ -47,10 +43,9 @@ _ANY: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "compact_half": {"trim": st.booleans()},
     "collect": {},
     "maintain": {},
-    "settle": {},
+    "compact_all": {},
     "merge_files": {},
     "optimize": {},
-    "optimize_the_table": {},
     "add_column": {},
     "drop_column": {},
     "evolve": {"numbers": _NUMBERS, "adds": st.booleans()},
@@ -131,7 +126,6 @@ def known_steps(kind: Kind) -> dict[str, dict[str, st.SearchStrategy[Any]]]:
 
 
 def steps_for(kind: Kind) -> st.SearchStrategy[Step]:
-    """One step of a table of this kind."""
     known = known_steps(kind)
     names = [*known, *["put"] * 4, *["flush", "compact", "look_back"] * 2]
     return st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), st.fixed_dictionaries(known[name])))

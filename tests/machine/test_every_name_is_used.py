@@ -4,8 +4,6 @@ What is public is read from the package: `lance_memwal.__all__`, and the public 
 is used is seen: every step is done once per variant, and every call from a step module into the package is noted.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys
@@ -20,7 +18,6 @@ import lance_memwal as mw
 from lance_memwal.read.memory_scan import MemTableScanner
 from tests.kit.tables import Outside
 from tests.machine.doing import DO, do
-from tests.machine.exceptions import EXCEPTIONS
 from tests.machine.life import MachineLife
 from tests.machine.setup import CONFIGURATIONS, KINDS, Kind
 from tests.machine.steps import Step, known_steps
@@ -75,7 +72,6 @@ def variants(name: str, kind: Kind) -> list[Step]:
 
 
 def classes() -> dict[str, type]:
-    """The public classes by name."""
     named = {name: getattr(mw, name) for name in mw.__all__}
     return {name: found for name, found in named.items() if isinstance(found, type)} | ALSO_PUBLIC
 
@@ -193,3 +189,40 @@ def test_a_method_that_nobody_thought_of_is_missing() -> None:
     larger = type("Table", (mw.Table,), {"__module__": "lance_memwal.table", "never_thought_of": never_thought_of})
     names = {f"Table.{member}" for member in members(larger)}
     assert missing(set(public()), names) == ["Table.never_thought_of"]
+
+
+# Public names that no step of the machine uses, each with its reason. The name of a class stands for all that it has.
+
+_REASONS: dict[str, str] = {
+    "a value that calls return; steps judge what it says where they ask": """
+        Checkpoint CompactionReport ConsumerInfo FlushReport GcReport IndexInfo MaintenanceReport MemWalDetails
+        Problem RepairReport ShardInfo ShardManifest ShardStatus ShardingField ShardingSpec SsTable StoreReport
+        TableStats VerifyReport WalEntry""",
+    "statistics and memory of one writer; tests/writer and tests/memtable judge them": """
+        BackpressureStats InMemoryMemTableRef InMemoryMemTables MemTableStats WalStats WriteStats""",
+    "about a store, not a table; tests/store/test_check_store.py has it": "check_store",
+    "a module; tests/search has its queries": "query",
+    "a filter with values; tests/row_filter/test_every_tier.py has every column type": "where",
+    "an error that nothing of a life should raise; tests/project/test_package.py has all": """
+        ChangedKeysError ClosedError ConflictError CorruptDataError MemWalError MissingLibraryError
+        SearchIncompleteWarning UnavailableError UnsupportedFormatError WriterPoisonedError""",
+    "the engine asks it, users only make one": """
+        BTreeIndex Bucket Cursor.check_table Cursor.place Cursor.stored FtsIndex HnswIndex Identity LastWrite.remember_ms
+        Manual Snapshot.check_table Snapshot.is_part_of Snapshot.stored Unsharded""",
+    "the engine's own rooms call it: upkeep, serving, forks, parking": """
+        ChangeFeed.needed Scan.snapshot ShardWriter.append ShardWriter.capture ShardWriter.delete_matching
+        ShardWriter.is_parked ShardWriter.is_writing ShardWriter.leave ShardWriter.of_table ShardWriter.orphan
+        ShardWriter.park ShardWriter.publish ShardWriter.put_together ShardWriter.seal ShardWriter.shard_time_ms
+        ShardWriter.table_id ShardWriter.unpublished_generation ShardWriter.update_matching Table.base
+        TableWriter.attend TableWriter.follow_columns TableWriter.orphan WalAppender.orphan WalTailer.peek""",
+    "TableWriter calls it for every shard, and steps call that": "ShardWriter.abort ShardWriter.evolve_schema",
+    "commits by hand may break any table; tests/manifest has them": """
+        ShardManifestStore.commit_maintenance ShardManifestStore.commit_update ShardManifestStore.is_crowded
+        ShardManifestStore.is_newest
+        ShardManifestStore.read_again ShardManifestStore.read_version ShardManifestStore.sight
+        ShardManifestStore.sighted ShardManifestStore.written_ms""",
+    "of Python's files; tests/blobs/test_blob_tiers.py has them": "BlobFile.read1 BlobFile.readable BlobFile.seekable",
+    "a life sets every writer by keywords; tests/config/test_writer_config.py has it": "WriterConfig",
+    "a text": "__version__",
+}
+EXCEPTIONS: dict[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -1,7 +1,5 @@
 """Every way to write, done to the table and to the model."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -60,7 +58,6 @@ def put_async(life: MachineLife, numbers: list[int]) -> None:
 
 
 def put_once(life: MachineLife, numbers: list[int]) -> None:
-    """A transaction, and the same one again."""
     rows, txn = life.rows(numbers), ("machine", life.version)
     if life.kind.merge is not None:  # what a merge keeps out leaves no transaction
         return
@@ -259,7 +256,6 @@ def append_once(life: MachineLife, numbers: list[int]) -> None:
 
 
 def append(life: MachineLife, numbers: list[int]) -> None:
-    """Entries without a memtable."""
     life.stop()
     rows = life.rows(numbers)
     for shard_id, batch in routed(life, rows):

@@ -1,4 +1,4 @@
-"""The newest manifest is found whatever the hint says, and trouble is never read as absence."""
+"""Reading shard manifests: the newest version, and one that is trusted because a listing showed it to be the newest."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from lance_memwal import CorruptDataError, FencedError, InvalidInputError, ShardManifestStore, UnavailableError
+import lance_memwal as mw
+from lance_memwal import CorruptDataError, FencedError, InvalidInputError, UnavailableError
 from lance_memwal.errors import ObjectNotFoundError
+from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.store import paths
-from lance_memwal.store.location import Location
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.metering import Recorder
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.types import ShardManifest
-from tests.kit.logs import SHARD, manifests_at, place
+from tests.kit.logs import SHARD, interrupted, manifests_at, place
 
 
 def write(location: Location, manifest: ShardManifest) -> None:
@@ -48,10 +51,7 @@ def test_the_newest_version_is_found_whatever_the_hint_says(hint: str, tmp_path:
     if data is not None:
         location.store.put(paths.manifest_hint_path(SHARD), data)
     store = manifests_at(location)
-    assert (store.list_versions(), store.read_latest()) == (
-        [1, 2, 3, 4, 5],
-        ShardManifest(5, SHARD, writer_epoch=5),
-    )
+    assert (store.list_versions(), store.read_latest()) == ([1, 2, 3, 4, 5], ShardManifest(5, SHARD, writer_epoch=5))
     epoch, claimed = store.claim_epoch()
     assert (epoch, claimed.version) == (6, 6)
     assert location.store.get(paths.manifest_hint_path(SHARD)) == b'{"version":6}'
@@ -119,15 +119,12 @@ def test_a_version_that_vanishes_between_the_listing_and_the_read_is_looked_up_a
     location = place(tmp_path)
     history(location, 1)
 
-    class Collecting(ShardManifestStore):
-        def list_versions(self) -> list[int]:
-            found = super().list_versions()
-            if found == [1]:  # a writer commits and a collector removes, right after the listing
-                history(location, 2)
-                location.store.delete(paths.manifest_path(SHARD, 1))
-            return found
+    def collect() -> None:  # a writer commits and GC removes, right after the listing
+        history(location, 2)
+        location.store.delete(paths.manifest_path(SHARD, 1))
 
-    latest = Collecting(location, SHARD).read_latest()
+    through = place(tmp_path, wrap=interrupted("list_names", paths.manifest_dir(SHARD), collect))
+    latest = manifests_at(through).read_latest()
     assert latest is not None
     assert latest.version == 2
     with pytest.raises(ObjectNotFoundError):
@@ -143,9 +140,7 @@ def test_a_version_that_vanishes_between_the_listing_and_the_read_is_looked_up_a
         ("another shard inside", encode_manifest(ShardManifest(3, "00000000-0000-4000-8000-000000000000"))),
     ],
 )
-def test_a_damaged_newest_manifest_is_an_error_that_names_it_and_never_an_older_one(
-    why: str, data: bytes, tmp_path: Path
-) -> None:
+def test_corrupt_newest_manifest_is_an_error_that_names_it(why: str, data: bytes, tmp_path: Path) -> None:
     location = place(tmp_path)
     history(location, 1, 2)
     location.store.put(paths.manifest_path(SHARD, 3), data)
@@ -177,3 +172,131 @@ def test_a_fence_check_returns_the_newest_manifest_or_says_who_owns_the_shard(tm
     assert (error.value.our_epoch, error.value.current_epoch) == (1, 2)
     with pytest.raises(UnavailableError):  # a listing that lacks the claim of whoever asks
         store.check_fenced(3)
+
+
+TRUSTED = "aaaaaaaa-0000-4000-8000-000000000001"
+
+
+class Reader:
+    """A store of manifests whose listings are counted; it trusts the version that it read."""
+
+    def __init__(self, place: Path) -> None:
+        self._recorder = Recorder()
+        self.store = ShardManifestStore(resolve(place, metrics=self._recorder), TRUSTED)
+        newest = self.store.read_latest()
+        assert newest is not None
+        self.store.sight(newest)
+        assert self.store.is_newest(newest.version)
+        self._listings()
+
+    def _listings(self) -> int:
+        found = self._recorder.snapshot().get("list_names")
+        self._recorder.reset()
+        return 0 if found is None else found.count
+
+    def look(self, version: int) -> tuple[bool, int]:
+        """Whether a version is the newest, and how often that needed a listing."""
+        return self.store.is_newest(version), self._listings()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> ShardManifestStore:
+    store = ShardManifestStore(tmp_path, TRUSTED, fsync=False)
+    store.claim_epoch()
+    return store
+
+
+def bump(store: ShardManifestStore) -> None:
+    store.commit_update(1, lambda m: replace(m, version=m.version + 1, wal_entry_position_last_seen=m.version))
+
+
+def test_what_did_not_move_is_not_listed(writer: ShardManifestStore, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    assert [reader.look(1) for _ in range(3)] == [(True, 0)] * 3
+
+
+def test_every_new_version_is_found(writer: ShardManifestStore, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    bump(writer)
+    assert not reader.look(1)[0]
+    newest = reader.store.read_latest()
+    assert newest is not None
+    assert newest.version == 2
+
+
+def remove(location: Location, *versions: int) -> None:
+    for version in versions:
+        location.store.delete(paths.manifest_path(TRUSTED, version))
+
+
+def test_versions_that_collection_removed_are_not_taken_for_the_end(writer: ShardManifestStore, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for _ in range(4):
+        bump(writer)
+    remove(writer.location, 1, 2)  # the next one is gone, but so is the trusted one
+    assert reader.look(1) == (False, 0)  # the object itself says no
+
+
+def test_another_object_of_the_same_version_is_not_trusted(writer: ShardManifestStore, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    path = paths.manifest_path(TRUSTED, 1)
+    data = writer.location.store.get(path)
+    for _ in range(3):
+        bump(writer)
+    remove(writer.location, 1, 2)
+    writer.location.store.put_new(path, data)  # somebody who slept fills the slot again, with the same bytes
+    assert reader.look(1) == (False, 0)  # the object itself says no
+
+
+UNSHARDED = mw.shard_id_for(mw.Unsharded())
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Location:
+    return resolve(str(tmp_path), metrics=Recorder())
+
+
+@pytest.fixture
+def trusting(location: Location) -> ShardManifestStore:
+    """A store that has seen version 1 as the newest."""
+    store = ShardManifestStore(location, UNSHARDED)
+    store.claim_epoch()
+    store.sight(store.check_fenced(1))
+    assert store.is_newest(1)
+    return store
+
+
+def others_claim(location: Location) -> ShardManifest:
+    return ShardManifestStore(location, UNSHARDED).claim_epoch()[1]
+
+
+def test_unchanged_manifest_costs_two_requests(location: Location, trusting: ShardManifestStore) -> None:
+    location.metrics.reset()
+    assert trusting.check_fenced(1).version == 1
+    assert {kind: stats.count for kind, stats in location.metrics.snapshot().items()} == {"get": 1, "head": 1}
+    assert trusting.is_newest(1)
+    assert "list_names" not in location.metrics.snapshot()
+
+
+def test_nothing_is_trusted_that_no_listing_has_shown_as_the_newest(location: Location) -> None:
+    store = ShardManifestStore(location, UNSHARDED)
+    store.claim_epoch()
+    store.sight(store.check_fenced(1))
+    others_claim(location)
+    with pytest.raises(mw.FencedError):
+        store.check_fenced(1)
+
+
+def test_a_newer_version_is_seen(location: Location, trusting: ShardManifestStore) -> None:
+    others_claim(location)
+    assert not trusting.is_newest(1)
+    with pytest.raises(mw.FencedError):
+        trusting.check_fenced(1)
+
+
+def test_commit_builds_on_what_was_read(location: Location, trusting: ShardManifestStore) -> None:
+    location.metrics.reset()
+    made = trusting.commit_update(1, lambda latest: replace(latest, version=2, wal_entry_position_last_seen=7))
+    assert made.version == 2
+    assert location.metrics.snapshot()["get"].count >= 1
+    assert trusting.check_fenced(1) == made

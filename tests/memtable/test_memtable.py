@@ -1,19 +1,23 @@
-"""The memtable: an append log, captures that never change, newest row per key, bytes that are resident."""
+"""The memtable: an append log, captures that never change, the newest row of a key with and without arrays, resident bytes."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lance_memwal as mw
 from lance_memwal.memtable import memtable as module
-from lance_memwal.memtable.memtable import ByteMeter, MemTable, aligned, key_values, unpinned
+from lance_memwal.memtable.key_index import KeyIndex, key_values
+from lance_memwal.memtable.memtable import ByteMeter, MemTable, aligned, unpinned
 from lance_memwal.rows.schema import TableSchema
 
 PK = {b"lance-schema:unenforced-primary-key": b"true"}
@@ -309,3 +313,42 @@ def test_an_index_that_fails_is_dropped_and_costs_no_row() -> None:
     table.index_rows()
     assert table.capture().live().column("id").to_pylist() == [1, 2]
     assert table.capture().indexes == ()
+
+
+SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
+
+
+def rows(ids: list[int], v: str) -> pa.RecordBatch:
+    return pa.record_batch({"id": ids, "v": [v] * len(ids)}, schema=COLUMNS)
+
+
+def made(path: Path) -> str:
+    lance.write_dataset(COLUMNS.empty_table(), path).initialize_mem_wal()
+    return str(path)
+
+
+def test_one_key_is_found_where_many_are_for_every_capture() -> None:
+    index, keys = KeyIndex(), np.random.default_rng(3).integers(0, 20, 200)
+    for start in range(0, 200, 40):
+        index.extend([pa.array(keys[start : start + 40])])
+    for captured in range(201):
+        many = index.find(list(range(21)), captured)
+        assert [index.find_one(key, captured) for key in range(21)] == many.tolist()
+
+
+def test_a_get_of_a_shard_writer_sees_the_newest_row_in_every_tier(tmp_path: Path) -> None:
+    with mw.ShardWriter.open(made(tmp_path / "t"), shard_id=SHARD, fsync=False) as writer:
+        writer.put(rows([1, 2, 3], "flushed"))
+        writer.force_seal_active()
+        writer.wait_for_flush_drain()
+        writer.put(rows([2, 3], "kept"))
+        writer.delete([3])
+        assert writer.get(1) == {"id": 1, "v": "flushed"}
+        assert writer.get(2) == {"id": 2, "v": "kept"}
+        assert writer.get(2, ["v"]) == {"v": "kept"}
+        assert writer.get(3) is None
+        assert writer.get(4) is None
+        for k in range(50):
+            writer.put(rows([100 + k, 0], str(k)))
+            assert writer.get(0) == {"id": 0, "v": str(k)}
+            assert writer.get(100 + k // 2) is not None

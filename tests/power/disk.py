@@ -10,8 +10,6 @@ Owns `Record`, `read_trace` and `Disk`. The rules are those of POSIX, which prom
 3. An fsync of a file says nothing of its name.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import struct
@@ -21,14 +19,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FATES", "REORDERED", "Disk", "Fate", "Kind", "Record", "mark", "read_trace"]
-
 _HEAD = struct.Struct("<IIQQII")
 
 
 class Kind(IntEnum):
-    """What happened."""
-
     MADE = 1
     NAMED = 2
     RENAMED = 3

@@ -21,10 +21,7 @@ from pathlib import Path
 from lance_memwal.errors import CorruptDataError, InvalidInputError, MemWalError
 from lance_memwal.table import open_table
 from tests.power.disk import REORDERED, Disk, Kind, Record, read_trace
-from tests.power.power_rows import PowerRows
-from tests.power.promises import Promises
-
-__all__ = ["Outage", "Outages", "record_life"]
+from tests.power.promises import PowerRows, Promises
 
 _HERE = Path(__file__).parent
 _CHILD_SECONDS = 120

@@ -6,8 +6,6 @@ the table anew, in an order that the seed draws. `bug` breaks one of the orders 
 outage shows it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys
@@ -22,9 +20,8 @@ import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.rows.sharding import ONE_SHARD
 from tests.kit.feeds import apply
-from tests.power.bugs import BUGS
 from tests.power.disk import mark
-from tests.power.power_rows import PowerRows
+from tests.power.promises import BUGS, PowerRows
 
 KEYS = 40
 _WRITES = 15  # of each writer, beside that between two of them
@@ -49,8 +46,6 @@ class _Told:
 
 
 class _Life:
-    """One table and its chores."""
-
     def __init__(self, uri: str, seed: int) -> None:
         self.draw, self.told, self.kind = random.Random(seed), _Told(), PowerRows(seed)
         self.only_lance = seed % 2 == 1  # as tables that only Lance can commit to

@@ -6,16 +6,20 @@ and did not may have happened, or not. The life is one thread, so that at most o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from lance.blob import blob_field
 
 import lance_memwal as mw
+from lance_memwal.lance import commit
+from lance_memwal.lance.base import BaseTable
 from tests.harness.oracle import Oracle, Row, Write
+from tests.harness.shard_audit import TableKind
 from tests.kit.feeds import apply
 from tests.power.disk import Kind, Record
-from tests.power.power_rows import BODY, PowerRows, body
-
-__all__ = ["Promises"]
 
 _AFTER = 1_000_000  # the number of what is written after the outage
 _REPEATED = 2_000_000  # ... and of a repeat, which must not be there
@@ -153,3 +157,109 @@ def _blob(table: mw.Table, key: int) -> bytes | None:
         return None
     with file:
         return bytes(file.read())
+
+
+# The rows whose table loses power: every column says which write made it, a blob among them.
+#
+# Invariant: a row that `rows_of` calls intact has the note and the size of blob that its key and number ask for;
+# `body` says what the bytes must be.
+
+BODY = "body"
+_LARGE = 6_000  # more than an entry of these tables may have: such rows are loaded in bulk
+_FIRST_LAYOUT = pa.field(BODY, pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+
+
+def body(key: int, number: int) -> bytes | None:
+    size = _LARGE if number % 17 == 0 else (key * 7 + number * 13) % 60
+    return None if (key + number) % 9 == 0 else f"{key}/{number};".encode() * (size // 4 + 1)
+
+
+class PowerRows:
+    """Rows with one integer key and a blob, in the first or the second layout of Lance."""
+
+    def __init__(self, seed: int) -> None:
+        self._kind = TableKind("integer")
+        self.schema = self._kind.schema.append(blob_field(BODY) if seed % 3 == 1 else _FIRST_LAYOUT)
+
+    def batch_of(self, keys: Sequence[int], number: int) -> pa.RecordBatch:
+        blobs = pa.array([body(key, number) for key in keys], pa.large_binary())
+        return self._kind.batch_of(keys, number).append_column(BODY, blobs)
+
+    def keys_of(self, keys: Sequence[int]) -> pa.RecordBatch:
+        return self._kind.keys_of(keys)
+
+    def rows_of(self, table: pa.Table) -> list[Row]:
+        sizes = [None if shown is None else shown["size"] for shown in table.column(BODY).to_pylist()]
+        found = zip(self._kind.rows_of(table), sizes, strict=True)
+        return [Row(row.key, row.number, row.intact and size == _size(row)) for row, size in found]
+
+
+def _size(row: Row) -> int | None:
+    blob = body(row.key, row.number) if isinstance(row.number, int) else None
+    return None if blob is None else len(blob)
+
+
+# Orders of writes and syncs that an engine may get wrong: each breaks one of them in this process.
+
+
+def _no_sync_of_the_log() -> None:
+    from lance_memwal.store import local
+
+    local.LocalStore._link_anonymous = _unsynced(local.LocalStore._link_anonymous)  # type: ignore[method-assign]
+
+
+def _unsynced(honest: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, directory, name, data, _flush: honest(self, directory, name, data, None)
+
+
+def _no_sync_of_names() -> None:
+    from lance_memwal.store import files
+
+    files.Syncer.names = lambda *_: None  # type: ignore[assignment, method-assign]
+
+
+def _no_sync_of_sstables() -> None:
+    from lance_memwal.sstable import write
+
+    honest = write.write_sstable
+    target = sys.modules["lance_memwal.sstable.target"]
+    target.write_sstable = lambda *given, **named: honest(*given, **{**named, "fsync": False})  # type: ignore[attr-defined]
+
+
+def _no_sync_before_a_trim() -> None:
+    from lance_memwal.compact import trim
+
+    trim.let_survive = lambda _base: None
+
+
+def _no_sync_of_the_new_table() -> None:
+    BaseTable.make_durable = lambda _base: None  # type: ignore[method-assign]
+
+
+def _no_sync_of_our_versions() -> None:
+    honest = commit._put_own
+
+    def put(store: Any, path: str, data: bytes, *, fsync: bool) -> None:
+        honest(store, path, data, fsync=fsync and not path.startswith("_versions"))
+
+    commit._put_own = put
+
+
+def _no_sync_of_records() -> None:
+    from lance_memwal.store import sequenced
+
+    honest = sequenced.put_or_find
+    sequenced.put_or_find = lambda store, path, data, **_: honest(store, path, data, sync=False)
+
+
+BUGS: Final[dict[str, Callable[[], None]]] = {
+    "none": lambda: None,
+    "no sync of the log": _no_sync_of_the_log,
+    "no sync of names": _no_sync_of_names,
+    "no sync of SSTables": _no_sync_of_sstables,
+    "no sync before a trim": _no_sync_before_a_trim,
+    "no sync of the new table": _no_sync_of_the_new_table,
+    "no sync of our versions": _no_sync_of_our_versions,
+    "no sync of records": _no_sync_of_records,
+}
+ONLY_LANCE: Final = frozenset({"no sync before a trim", "no sync of the new table"})

@@ -5,8 +5,6 @@ of a short life, with every fate that does not draw, and through a sample of tho
 Disks are played, so they are in memory.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import struct
@@ -18,11 +16,11 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.errors import CorruptDataError
-from tests.harness.memory_disk import memory_directory
+from tests.harness.processes import memory_directory
 from tests.harness.profile import scaled
-from tests.power.bugs import BUGS, ONLY_LANCE
-from tests.power.disk import FATES, REORDERED
+from tests.power.disk import FATES, REORDERED, Disk, Kind, Record
 from tests.power.outage import Outage, Outages, record_life
+from tests.power.promises import BUGS, ONLY_LANCE
 
 LIVES = scaled(ci=1, prove=8)
 TELLING = scaled(ci=35, prove=1_000)  # states right after an acknowledgement or a new manifest, with what was synced
@@ -70,9 +68,7 @@ def test_data_is_synced_before_a_version_of_the_base_that_has_it_gets_its_name(p
 
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", [0, 1], ids=["versions of ours", "versions of Lance"])
-def test_a_short_life_survives_power_loss_at_every_instant(
-    seed: int, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_short_life_survives_power_loss_at_any_time(seed: int, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outages = record_life(place, seed, story=SHORT)
     settled = list(outages.all(fate for fate in FATES if fate not in REORDERED))
     drawn = list(outages.all(REORDERED, range(FIRST_SEED, FIRST_SEED + DRAWS)))
@@ -136,3 +132,66 @@ def test_a_torn_version_says_what_to_do(torn: Callable[[bytes], bytes], tmp_path
     with pytest.raises(CorruptDataError) as error:
         mw.open_table(uri)
     assert any("_versions" in note for note in error.value.__notes__)
+
+
+# What a disk may hold of a write that was not synced: all, nothing, its beginning, room without bytes, or a hole.
+
+OLD, NEW = b"o" * 40, b"n" * 100
+ROOT = "/disk"
+
+
+def left_by(place: Path, fate: str, *, old: bytes = OLD, seed: int = 0) -> bytes | None:
+    """What is in a file whose first bytes and name were synced, after a later write of all of it; None: it has no name."""
+    disk = Disk(ROOT)
+    for record in (
+        Record(Kind.MADE, 1),
+        Record(Kind.NAMED, 1, path=f"{ROOT}/a"),
+        Record(Kind.WROTE, 1, data=old),
+        Record(Kind.SYNCED, 1),
+        Record(Kind.SYNCED),
+        Record(Kind.WROTE, 1, data=NEW),
+    ):
+        disk.play(record)
+    disk.write(place / f"{fate}-{seed}", fate, random.Random(seed))
+    file = place / f"{fate}-{seed}" / "a"
+    return file.read_bytes() if file.exists() else None
+
+
+@pytest.mark.parametrize(
+    ("fate", "left"),
+    [
+        ("nothing more", OLD),
+        ("everything", NEW),
+        ("names without bytes", OLD),
+        ("all but removals", NEW),
+        ("zeros", OLD + bytes(60)),
+    ],
+)
+def test_a_fate_that_does_not_draw_leaves_what_its_name_says(fate: str, left: bytes, tmp_path: Path) -> None:
+    assert left_by(tmp_path, fate) == left
+
+
+def test_a_hole_shows_what_was_there_before_and_zeros_behind_it(tmp_path: Path) -> None:
+    before = OLD + bytes(60)
+    holes = set()
+    for seed in range(20):
+        left = left_by(tmp_path, "a hole", seed=seed)
+        assert left is not None
+        lost = [at for at in range(100) if left[at] != NEW[at]]
+        assert len(left) == 100
+        assert all(left[at] == before[at] for at in lost)
+        assert lost == list(range(min(lost, default=0), max(lost, default=-1) + 1))
+        holes.add((min(lost, default=0), max(lost, default=-1)))
+    assert len(holes) > 10
+    assert any(0 < first <= last < 99 for first, last in holes)
+
+
+def test_some_writes_are_cut_short_some_are_zeros_and_some_have_a_hole(tmp_path: Path) -> None:
+    found = {left_by(tmp_path, "most", old=b"", seed=seed) for seed in range(200)}
+    assert {b"", NEW, bytes(100)} <= found
+    assert any(len(left) < 100 and left.strip(b"n") == b"" for left in found if left)
+    assert any(left[:1] == left[-1:] == b"n" and b"\0" in left for left in found if left)
+
+
+def test_every_fate_is_tried(tmp_path: Path) -> None:
+    assert all(left_by(tmp_path, fate) is not None for fate in FATES)

@@ -1,13 +1,11 @@
 """One budget of bytes for all that is kept, and one setting."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +13,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.process.cache import CACHE, DEFAULT_CACHE_BYTES, Cache
+from tests.kit.writers import in_thread
 
 
 @dataclass
@@ -112,11 +111,8 @@ def test_threads_never_lose_count() -> None:
             if number % 50 == 0:
                 cache.keep(slot, Value(7), 7)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (3, 5, 7, 11)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for call in [in_thread(partial(work, seed)) for seed in (3, 5, 7, 11)]:
+        call.result()
     assert 0 < cache.size_bytes <= 1000
     cache.limit_bytes = 0
     assert cache.size_bytes == 0

@@ -3,8 +3,6 @@
 The place and its options come on stdin, the token of shared writers in the environment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

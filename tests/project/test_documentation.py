@@ -1,11 +1,18 @@
-"""The documentation is true: links hold, the commands and files that it names exist. Its code runs in `tests/docs`."""
+"""Documents of the project: documentation, threat model, defects that attackers found once, and the demo."""
 
-from __future__ import annotations
-
+import ast
 import re
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from runpy import run_path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import lance_memwal
 from tests.kit.documentation import check_docs
@@ -113,3 +120,146 @@ def test_every_source_file_that_a_page_names_exists() -> None:
     named = set(re.findall(r"`((?:src|tests|tools|benchmarks|rfcs|examples)/[\w./-]+\.(?:py|md))`", text))
     assert len(named) >= 10
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+# The threat model names what enforces each answer and which tests would notice; dependencies are pinned.
+
+PACKAGE = ROOT / "src" / "lance_memwal"
+EXECUTES = {"eval", "exec", "loads", "load"}
+BROWSER = {"greenlet", "playwright", "pyee"}  # of `make test-ui`, which installs them when it is asked for
+READERS = {"pickle", "marshal", "dill", "cloudpickle", "shelve", "yaml"}
+
+
+def rows() -> list[list[str]]:
+    text = (ROOT / "THREAT-MODEL.md").read_text()
+    lines = text.partition("| threat |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: str(row[0][:40]))
+def test_every_threat_names_code_and_tests_that_exist(row: list[str]) -> None:
+    _, _, enforced, tests = row
+    places, named = re.findall(r"`([^`]+)`", enforced), re.findall(r"`([^`]+)`", tests)
+    assert places
+    assert named
+    for place in places:
+        assert (PACKAGE / place).exists() or (ROOT / place).exists(), place
+    for name in named:
+        file, _, function = name.partition("::")
+        tree = ast.parse((ROOT / file).read_text())
+        found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert file.startswith("tests/")
+        assert function in found if function else any(item.startswith("test_") for item in found), name
+
+
+def test_there_are_threats() -> None:
+    assert len(rows()) >= 19
+
+
+def test_nothing_that_was_read_is_executed() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func
+            assert not (isinstance(called, ast.Name) and called.id in {"eval", "exec"}), (file, node.lineno)
+            if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+                assert (called.value.id not in READERS) or called.attr not in EXECUTES, (file, node.lineno)
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().split()
+    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def needed(name: str, extras: frozenset[str], seen: set[str]) -> None:
+    """What an installed distribution needs here, and what that needs."""
+    for text in metadata.requires(name) or ():
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+            key = canonicalize_name(requirement.name)
+            if key not in seen or requirement.extras:
+                seen.add(key)
+                needed(requirement.name, frozenset(requirement.extras), seen)
+
+
+def test_everything_that_is_needed_has_one_exact_version_and_it_is_the_one_that_is_tested() -> None:
+    known, seen = pinned(), set[str]()
+    needed("lance-memwal", frozenset({"dev"}), seen)
+    seen.discard("lance-memwal")
+    assert len(seen) > 50
+    assert sorted(seen - known.keys()) == []
+    other = {name: metadata.version(name) for name in seen if metadata.version(name) != known[name]}
+    assert other == {}
+
+
+def test_everything_that_is_installed_is_pinned_and_every_pin_is_installed() -> None:
+    installed = {canonicalize_name(found.metadata["Name"]) for found in metadata.distributions()}
+    assert sorted(installed - pinned().keys() - {"lance-memwal", "pip"}) == []
+    assert sorted(pinned().keys() - installed - BROWSER) == []
+
+
+def test_the_audit_asks_for_every_pin_and_fails_where_there_is_no_answer() -> None:
+    told = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", "audit"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    asked = told.stdout.splitlines()[-1].split()
+    assert asked[0].endswith("/pip-audit")
+    assert {"--strict", "constraints.txt"} <= set(asked)
+    assert re.findall(r"\| (20\d\d-\d\d-\d\d) \|", (ROOT / "THREAT-MODEL.md").read_text()), "say when it was run last"
+
+
+# Every defect that attackers found once has a test that names it.
+
+TESTS = Path(__file__).resolve().parents[1]
+FOUND_ONCE = {
+    *(f"writer-{number:02d}" for number in range(1, 20)),
+    *("writer-03b", "writer-08b"),
+    *(f"reads-{number:02d}" for number in range(1, 12)),
+    *("reads-02b", "reads-02c", "reads-07b"),
+}
+
+
+def _named_by(source: str) -> Iterator[str]:
+    """The names in `@pytest.mark.repro(...)` of tests in a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.repro":
+                    yield from (ast.literal_eval(name) for name in mark.args)
+
+
+def test_every_defect_that_was_found_once_has_a_test_that_names_it() -> None:
+    named = {name for module in TESTS.rglob("test_*.py") for name in _named_by(module.read_text())}
+    assert named == FOUND_ONCE
+
+
+def test_only_marks_on_tests_count() -> None:
+    source = '@pytest.mark.repro("a", "b")\ndef test_x(): ...\n@pytest.mark.repro("c")\ndef kit(): ...\n# repro("d")\n'
+    assert set(_named_by(source)) == {"a", "b"}
+
+
+DEMO = str(Path(__file__).resolve().parents[2] / "examples" / "demo.py")
+
+
+def test_demo_ends_with_summary_and_empty_stderr(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", DEMO, "--no-spark"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0, done.stdout
+    assert "Writer fenced" in done.stdout
+    assert "\nSummary\n" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_without_spark_skips_its_chapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    why_without_spark = run_path(DEMO)["why_without_spark"]
+    assert why_without_spark([]) is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'lance-memwal[spark]'" in str(why_without_spark([]))

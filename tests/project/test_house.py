@@ -1,7 +1,5 @@
 """The shape of the source tree: what import-linter and ruff do not see, and that they see what they should."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess
@@ -11,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tools import house
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "lance_memwal"
 PATHS = PACKAGE / "store" / "paths.py"
 SPELLED_ONCE = {"_mem_wal", "memwal_stage", "version_hint.json", "_pk_index", "bloom_filter.bin"}
-SPELLED_ONCE |= {"memwal_txn.json", "memwal_quarantine"}
+SPELLED_ONCE |= {"memwal_quarantine"}
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -79,9 +79,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rows/keys.py", "import tempfile", "lance_memwal.rows is not allowed to import tempfile"),
     ],
 )
-def test_an_import_that_points_up_or_through_a_closed_door_is_found(
-    copy: Path, module: str, line: str, expected: str
-) -> None:
+def test_import_that_points_up_or_past_a_door_is_found(copy: Path, module: str, line: str, expected: str) -> None:
     file = copy / "src" / "lance_memwal" / module
     text = file.read_text()
     file.write_text(f"{text}\n{line}\n")
@@ -123,3 +121,46 @@ def test_no_test_module_imports_another() -> None:
             )
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert not [name for name in named if name.rpartition(".")[2].startswith("test_")], file
+
+
+# Lower a ceiling when a figure has fallen; never raise one.
+CEILINGS = {
+    "lines of source": 61_950,
+    "files of the package": 345,
+    "lines before the first statement": 10_000,
+    "modules imported past their door": 183,
+    "modules with one importer": 74,
+    "file names that occur twice": 18,
+    "classes over 15 methods": 35,
+    "functions over 8 parameters": 14,
+    "function length p99": 34,
+    "function length max": 76,
+    "constants of tries": 3,
+    "constants of back-off": 2,
+    "places that declare txn": 78,
+    "lines of Java": 2_300,
+    "lines of tests": 87_850,
+    "files of tests": 327,
+    "lines of the test kit": 6_300,
+    "test helpers defined three times": 81,
+    "pages of docs": 68,
+    "lines of docs": 5_800,
+    "rows of 'Where is it?'": 97,
+    "dialect in source": 30,
+    "dialect in docs": 88,
+    "dialect in tests": 18,
+    "files of a put": 35,
+    "files of a get": 29,
+    "files of a scan": 49,
+    "calls of a put": 176,
+    "calls of a get": 99,
+    "calls of a scan": 361,
+}
+
+
+def test_figures_stay_below_their_ceilings() -> None:
+    figures = house.figures()
+    assert {name: figures[name] for name, ceiling in CEILINGS.items() if figures[name] > ceiling} == {}
+    # The code does not get smaller by wider lines, or by leaving out why it does what it does.
+    assert figures["characters per line"] <= 45
+    assert figures["percent docstrings"] + figures["percent comment lines"] >= 12

@@ -1,15 +1,19 @@
 """The package as a whole: its names, and what an import of it costs."""
 
-from __future__ import annotations
-
 import ast
+import copy
 import importlib
+import pickle
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lance_memwal as mw
+from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError
+from tests.harness.profile import profile, scaled
 
 SOURCE = Path(mw.__file__)
 
@@ -26,7 +30,8 @@ def typed_names() -> dict[str, str]:
 
 def test_every_name_is_loaded_from_where_type_checkers_see_it() -> None:
     typed = typed_names()
-    assert set(typed) | {"__version__"} == set(mw.__all__) <= set(dir(mw))
+    assert set(typed) | {"__version__"} == set(mw.__all__)
+    assert dir(mw) == sorted(mw.__all__)
     for name, module in typed.items():
         found = importlib.import_module(f"{module}.{name}") if module == "lance_memwal" else getattr(mw, name)
         assert getattr(mw, name) is found
@@ -62,3 +67,47 @@ def test_an_import_costs_no_more_than_that_of_lance() -> None:
 
 def test_the_version_is_printed_at_once() -> None:
     assert cpu_seconds("-m", "lance_memwal", "--version") <= 0.3
+
+
+# Errors cross from one process to another as they are: pools and Spark pickle them.
+
+ERRORS = [
+    mw.InvalidInputError("fix it"),
+    mw.FencedError(1, 2),
+    mw.FencedError(3, 7, "shard x"),
+    mw.WriterPoisonedError("reopen"),
+    mw.ConflictError("again"),
+    mw.UnavailableError("later", ambiguous=False, retryable=False),
+    mw.CorruptDataError("damaged", path="a/b", position=3),
+    mw.UnsupportedFormatError("newer"),
+    mw.CollectedError("gone"),
+    mw.ClosedError("closed"),
+    ObjectNotFoundError("a/b"),
+    ObjectExistsError("a/b"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_is_the_same_in_another_process(error: mw.MemWalError) -> None:
+    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(same) is type(error)
+        assert (str(same), repr(same), same.args) == (str(error), repr(error), error.args)
+        assert same.__dict__ == error.__dict__
+        assert same.retryable == error.retryable
+
+
+def test_the_default_profile_is_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LANCE_MEMWAL_PROFILE", raising=False)
+    assert profile() == "ci"
+    assert scaled(ci=1, prove=2) == 1
+
+
+def test_prove_takes_the_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANCE_MEMWAL_PROFILE", "prove")
+    assert scaled(ci=1, prove=2) == 2
+
+
+def test_a_misspelt_profile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANCE_MEMWAL_PROFILE", "proof")
+    with pytest.raises(InvalidInputError, match="LANCE_MEMWAL_PROFILE"):
+        scaled(ci=1, prove=2)

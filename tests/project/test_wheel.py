@@ -1,7 +1,5 @@
 """The built wheel in an environment with nothing but what it requires: it works, and says in one line what an extra brings."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

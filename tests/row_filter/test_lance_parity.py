@@ -1,11 +1,9 @@
 """The same filter text selects the same rows in memory and in a Lance dataset."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 from lance_memwal import InvalidInputError
 from lance_memwal.rows.filter import RowFilter
 from tests.harness.profile import scaled
+from tests.kit.writers import in_thread
 
 SCHEMA = pa.schema(
     [
@@ -200,20 +199,13 @@ def test_an_empty_table_stays_empty_with_its_schema() -> None:
 
 
 def test_filters_of_several_threads_do_not_disturb_each_other() -> None:
-    failures: list[object] = []
 
     def work(key: int) -> None:
         for _ in range(20):
-            found = ours(f"id = {key}")
-            if found != [key]:
-                failures.append(found)
+            assert ours(f"id = {key}") == [key]
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    for call in [in_thread(partial(work, key)) for key in range(6)]:
+        call.result()
 
 
 SMALL = pa.schema(

@@ -1,9 +1,8 @@
 """What a scan can do, over a table that has rows in every tier: base, SSTables, a frozen and an active memtable."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from itertools import product
+from dataclasses import replace
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 import lance_memwal as mw
-from tests.kit.tables import (
-    compact_shard,
-    create,
-    held_flush,
-    ids_of,
-    keyed,
-    lance_filter,
-    rows_of,
-    upsert_base,
-)
+from lance_memwal.read.plan import count_superseded
+from tests.kit.pages import lived_in
+from tests.kit.tables import compact_shard, create, held_flush, ids_of, keyed, lance_filter, rows_of, upsert_base
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 
@@ -150,7 +142,7 @@ def test_base_rows_say_their_row_id_which_stays_if_it_is_stable(tmp_path: Path, 
     with table.shard_writer() as writer:
         writer.put({"id": [1, 9], "v": ["fresh"] * 2})
         writer.delete([2])
-        for scan in (table.scan(["id"], with_row_id=True), writer.lsm_scan(["id"], with_row_id=True, order_by=["-id"])):
+        for scan in (table.scan(["id"], with_row_id=True), writer.scan(["id"], with_row_id=True, order_by=["-id"])):
             assert scan.schema.names == ["id", "_rowid"]
             found = {row["id"]: row["_rowid"] for row in scan.to_table().to_pylist()}
             base = lance.dataset(uri).to_table(with_row_id=True)
@@ -301,6 +293,30 @@ def test_a_capture_can_be_handed_over_by_hand(tmp_path: Path) -> None:
         assert ids_of(table.scan()) == [1, 2]
 
 
+@pytest.mark.parametrize("key", ["id", None])
+def test_captures_in_any_order_show_the_newest_rows(tmp_path: Path, key: str | None) -> None:
+    table = create(str(tmp_path / "t"), keyed(), primary_key=key)
+
+    def seen(in_memory: Any) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row.values()) for row in table.scan(in_memory=in_memory).to_table().to_pylist())
+
+    with table.shard_writer() as writer, held_flush():
+        captures = []
+        for version in range(4):
+            writer.put(_rows([1, 10 + version], version))
+            captures.append(writer.in_memory_memtable_refs())
+            if version < 3:
+                writer.force_seal_active()
+        newest = captures[-1]
+        expected = seen(None)
+        assert len(expected) == (5 if key else 8)
+        for first, *rest in permutations((*newest.frozen, newest.active)):
+            assert seen(replace(newest, active=first, frozen=tuple(rest))) == expected
+        for several in permutations(captures):
+            assert seen(several) == expected
+        assert seen(iter([newest, captures[0], newest])) == expected
+
+
 def test_flushed_consistency_leaves_memtables_and_tails_out(layered: mw.Table) -> None:
     expected = {0: 0, 1: 1, 2: 2, 3: 2, 4: 2, 6: 1, 7: 0, 8: 0, 9: 0, 21: 2, 22: 2}
     scan = layered.scan(consistency="flushed")
@@ -358,3 +374,138 @@ def test_explain_says_where_fresh_rows_of_another_writer_come_from(tmp_path: Pat
     writer.abort()
     assert "WAL tail generation 1: 2 rows" in table.scan().explain()
     assert "nothing above the base table" in table.scan(consistency="flushed").explain()
+
+
+def test_a_plan_has_what_explain_says(tmp_path: Path) -> None:
+    with lived_in(tmp_path / "t", sharding=mw.Bucket("id", 2)) as table:
+        scan = table.scan(["city"], "id = 7", 5, order_by=["-id"])
+        plan = scan.plan()
+        assert str(plan) == scan.explain()
+        assert (plan.columns, plan.filter, plan.order, plan.limit) == (("city",), "id = 7", "-id", 5)
+        assert (len(plan.shards), len(plan.pruned_shards)) == (1, 1)
+        (shard,) = plan.shards
+        assert [tier.tier for tier in shard.tiers] == ["memtable", "sstable", "sstable"][-len(shard.tiers) :]
+        assert sum(fragment.rows - fragment.deleted for fragment in plan.fragments) == plan.base_rows == 10
+
+
+def test_rows_of_a_writer_elsewhere_are_told_as_its_log(tmp_path: Path) -> None:
+    with lived_in(tmp_path / "t") as table:
+        (shard,) = table.scan(consistency="flushed").plan().shards
+        assert [tier.tier for tier in shard.tiers] == ["sstable", "sstable"]
+        assert [tier.rows for tier in shard.tiers] == [10, 15]
+
+
+def test_superseded_and_live_rows_are_all_rows(tmp_path: Path) -> None:
+    with lived_in(tmp_path / "t", sharding=mw.Bucket("id", 3)) as table:
+        scan = table.scan()
+        counted, plan = count_superseded(scan.snapshot), scan.plan()
+        physical = sum(tier.rows or 0 for shard in plan.shards for tier in shard.tiers) + plan.base_rows
+        hidden = sum(counted.generations.values()) + counted.base + sum(counted.tombstones.values())
+        assert physical - hidden == table.count_rows() == 30
+        assert counted.fragments is not None
+        assert sum(counted.fragments.values()) == counted.base == 5
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> mw.Table:
+    table = create(str(tmp_path / "t"))
+    with table:
+        table.add({"id": [1, 2], "v": [10, 20], "s": ["a", None]})
+        table.compact(flush=True)
+        table.add({"id": [3], "v": [30], "s": ["c"]})
+    return table
+
+
+def test_pyarrow_and_polars_take_a_scan(table: mw.Table) -> None:
+    scan = table.scan(["id", "s"], "v >= 20", order_by=["id"])
+    expected = {"id": [2, 3], "s": [None, "c"]}
+    assert pa.table(scan).to_pydict() == expected
+    assert pa.RecordBatchReader.from_stream(scan).read_all().to_pydict() == expected
+    assert polars.DataFrame(scan).to_dict(as_series=False) == expected
+    assert pa.schema(scan) == scan.schema
+    assert pa.table(scan).schema == scan.schema
+
+
+def test_a_schema_may_be_asked_for(table: mw.Table) -> None:
+    wanted = pa.schema([("id", pa.int32()), ("s", pa.large_string())])
+    assert pa.RecordBatchReader.from_stream(table.scan(["id", "s"]), wanted).read_all().schema == wanted
+
+
+def test_another_table_takes_a_scan(table: mw.Table, tmp_path: Path) -> None:
+    with create(str(tmp_path / "copy")) as copy:
+        copy.add(table.scan())
+        assert sorted(copy.to_arrow()["id"].to_pylist()) == [1, 2, 3]
+
+
+def test_no_rows_have_a_schema(table: mw.Table) -> None:
+    assert pa.table(table.scan(["id"], limit=0)).schema == pa.schema([pa.field("id", pa.int64(), nullable=False)])
+
+
+# Fields inside of structs (`meta.a`) in scan, get and lookup, in every tier, named as Lance names them.
+
+INNER = pa.struct([("c", pa.string()), ("d", pa.list_(pa.int32())), ("j", pa.json_())])
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("meta", pa.struct([pa.field("a", pa.int64()), ("b", INNER)])),
+        ("n", pa.int64()),
+    ]
+)
+ROWS = [
+    {"id": 0, "meta": {"a": 1, "b": {"c": "x", "d": [1, 2], "j": '{"z":1}'}}, "n": 0},
+    {"id": 1, "meta": None, "n": 1},
+    {"id": 2, "meta": {"a": None, "b": None}, "n": 2},
+    {"id": 3, "meta": {"a": 4, "b": {"c": None, "d": [], "j": None}}, "n": 3},
+]
+ASKED = [["meta.a"], ["meta.b.c", "id"], ["id", "meta.b", "meta.a"], ["meta", "meta.b.d"], ["meta.b.j", "n"]]
+
+
+@pytest.mark.parametrize("stage", ["memtable", "log", "SSTable", "base"])
+def test_fields_are_the_same_in_every_tier_and_named_as_lance_names_them(tmp_path: Path, stage: str) -> None:
+    uri = str(tmp_path / "t")
+    table = mw.create_table(uri, SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    writer = table.shard_writer()
+    writer.put(pa.Table.from_pylist(ROWS, pa.schema([f if f.name != "meta" else _plain(f) for f in SCHEMA])))
+    if stage == "log":
+        writer.abort()
+    elif stage != "memtable":
+        writer.close()
+    if stage == "base":
+        table.compact()
+    read = table if stage == "memtable" else mw.open_table(uri)
+    oracle = lance.write_dataset(read.scan().to_table(), "memory://", data_storage_version="2.2")
+    for asked in ASKED:
+        expected = oracle.to_table(columns=[*asked, *([] if "id" in asked else ["id"])])
+        by_id = dict(zip(expected["id"].to_pylist(), expected.select(asked).to_pylist(), strict=True))
+        found = read.scan(asked).to_table()
+        assert found.schema.names == asked
+        assert found.schema.types == expected.select(asked).schema.types
+        assert sorted(map(str, found.to_pylist())) == sorted(map(str, by_id.values()))
+        assert {i: read.get(i, asked) for i in by_id} == by_id
+        looked = read.lookup(list(by_id), asked)
+        assert looked.schema.names == asked
+        assert sorted(map(str, looked.to_pylist())) == sorted(map(str, by_id.values()))
+        filtered = read.scan(asked, "meta.a = 4 or n = 2").to_table().to_pylist()
+        assert sorted(map(str, filtered)) == sorted(str(by_id[i]) for i in (2, 3))
+    writer.abort()
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    return pa.field("meta", pa.struct([("a", pa.int64()), ("b", pa.struct([*list(INNER)[:2], ("j", pa.string())]))]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("meta.z", "no field 'z' in 'meta'; its fields: a, b"),
+        ("n.a", "it is no struct"),
+        ("meta.b.d.item", "it is no struct"),
+        ("nope.a", "'nope' is not in the table"),
+        ("meta.", "no field ''"),
+    ],
+)
+def test_a_field_that_is_not_there_is_refused_by_name(tmp_path: Path, asked: str, why: str) -> None:
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    for read in (lambda: table.scan([asked]), lambda: table.get(1, [asked]), lambda: table.lookup([1], [asked])):
+        with pytest.raises(mw.InvalidInputError, match=why):
+            read()

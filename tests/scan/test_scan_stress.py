@@ -23,7 +23,7 @@ import pytest
 import lance_memwal as mw
 from tests.harness.processes import start
 from tests.harness.profile import scaled
-from tests.kit.ledger import Ledger, Write
+from tests.kit.log_life import Ledger, Write
 from tests.kit.tables import create
 from tests.kit.writers import in_thread
 

@@ -1,7 +1,5 @@
 """What searches and lookups keep between calls belongs to bytes on storage, not to names, numbers or counts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.store.location import resolve
-from tests.kit.caches import nothing_kept
+from tests.kit.tables import nothing_kept
 
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
 SCHEMA = pa.schema(
@@ -39,7 +37,6 @@ ROWS = [
 
 @pytest.fixture(params=["base", "SSTable", "SSTable that is not kept"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[mw.Table]:
-    """The rows in one tier."""
     rows = pa.Table.from_pylist(ROWS, schema=SCHEMA)
     uri = str(tmp_path / "t")
     given = rows if request.param == "base" else SCHEMA
@@ -116,9 +113,7 @@ def test_a_table_made_anew_at_the_same_place_is_searched_as_it_is(table: mw.Tabl
 
 
 @pytest.mark.parametrize("key", [pa.int64(), pa.string()], ids=str)
-def test_keys_of_a_table_made_anew_with_the_same_version_are_found_where_they_are_now(
-    tmp_path: Path, key: pa.DataType
-) -> None:
+def test_keys_of_a_recreated_table_with_the_same_version_are_found_again(tmp_path: Path, key: pa.DataType) -> None:
     uri = str(tmp_path / "t")
     schema = pa.schema([pa.field("id", key, nullable=False), pa.field("n", pa.int64())])
     lookup, found = BaseLookup(), []
@@ -135,9 +130,7 @@ def test_keys_of_a_table_made_anew_with_the_same_version_are_found_where_they_ar
 
 
 @pytest.mark.parametrize(("kind", "finds_keys"), [("BTREE", True), ("BITMAP", True), ("INVERTED", False)])
-def test_an_index_of_words_on_the_key_does_not_stand_for_one_of_keys(
-    tmp_path: Path, kind: str, finds_keys: bool
-) -> None:
+def test_index_of_words_on_the_key_does_not_replace_one_of_keys(tmp_path: Path, kind: str, finds_keys: bool) -> None:
     schema = pa.schema([pa.field("id", pa.string(), nullable=False)])
     rows = pa.table([pa.array([f"k{number}" for number in range(40)])], schema=schema)
     mw.create_table(str(tmp_path / "t"), rows, primary_key="id", sharding=mw.Unsharded())
@@ -149,9 +142,7 @@ def test_an_index_of_words_on_the_key_does_not_stand_for_one_of_keys(
     assert (CACHE.size_bytes == before) is finds_keys  # else our own index of keys is built at once
 
 
-def test_files_of_indexes_that_were_replaced_do_not_stay_open_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_replaced_indexes_do_not_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CACHE, "limit_bytes", 8 << 20)
     rows = [{"id": i, "title": f"apple t{i} u{i}"} for i in range(6_000)]  # smaller files are not kept open
     dataset = lance.write_dataset(pa.Table.from_pylist(rows, schema=TITLES), str(tmp_path / "t"))

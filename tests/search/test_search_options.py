@@ -1,7 +1,8 @@
-"""Pages, distance ranges, several text columns, vectors of bytes: alike in every tier, and as in Lance."""
+"""Options of searches, alike in every tier and as in Lance: pages, ranges, columns, filters; only live rows, and k of
+them.
+"""
 
-from __future__ import annotations
-
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import lance.query as lq
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import lance_memwal as mw
 from lance_memwal.errors import InvalidInputError, SearchIncompleteWarning
 from lance_memwal.memtable.index import Boolean, Boost, Match, MultiMatch, Phrase
-from tests.kit.search import SETTINGS, Spread, ids, spread
+from tests.harness.profile import scaled
+from tests.kit.search import SETTINGS, Spread, ids, scores_of, spread
+from tests.kit.search import WORDS as STALE_WORDS
 
 # ---------------------------------------------------------------------------------------------------------------- pages
 
@@ -74,6 +78,7 @@ def test_ranges_that_say_nothing_are_refused(made: Spread) -> None:
 # ------------------------------------------------------------------------------------------------------ several columns
 
 WORDS = ("amber", "basalt", "cedar", "delta", "ember", "fjord")
+PLAIN: dict[str, Any] = {"stem": False, "remove_stop_words": False}
 TWO = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("t", pa.string()), pa.field("u", pa.string())])
 
 
@@ -86,8 +91,8 @@ def two_columns(keys: range, seed: int) -> pa.Table:
 def test_a_text_is_found_in_several_columns_of_which_the_best_counts(tmp_path: Path) -> None:
     """Only one column has an index, which covers a part of the base."""
     table = mw.create_table(str(tmp_path / "t"), two_columns(range(100), 1), primary_key="id")
-    table.dataset.create_scalar_index("t", "INVERTED", name="t_fts", stem=False, remove_stop_words=False)
-    table.dataset.create_scalar_index("u", "INVERTED", name="u_fts", stem=False, remove_stop_words=False)
+    table.dataset.create_scalar_index("t", "INVERTED", name="t_fts", **PLAIN)
+    table.dataset.create_scalar_index("u", "INVERTED", name="u_fts", **PLAIN)
     lance.write_dataset(two_columns(range(100, 140), 2), table.uri, mode="append")
     live = {
         row["id"]: row
@@ -100,25 +105,23 @@ def test_a_text_is_found_in_several_columns_of_which_the_best_counts(tmp_path: P
             live.update({row["id"]: row for row in two_columns(keys, seed).to_pylist()})
             if seed == 3:
                 writer.flush()
-        peer = lance.write_dataset(pa.Table.from_pylist(list(live.values()), schema=TWO), str(tmp_path / "peer"))
-        for column in ("t", "u"):
-            peer.create_scalar_index(column, "INVERTED", with_position=True, stem=False, remove_stop_words=False)
-        for asked, query in (
-            ("cedar fjord", lq.MultiMatchQuery("cedar fjord", ["t", "u"])),
-            ("amber", lq.MultiMatchQuery("amber", ["t", "u"])),
-            (
-                MultiMatch("ember delta", ("t", "u"), (2.0, 0.5)),
-                lq.MultiMatchQuery("ember delta", ["t", "u"], boosts=[2.0, 0.5]),
-            ),
+        indexed = two_columns(range(100), 1)
+        for asked, boosts in (
+            ("cedar fjord", (1.0, 1.0)),
+            (MultiMatch("ember delta", ("t", "u"), (2.0, 0.5)), (2.0, 0.5)),
         ):
-            expected = peer.scanner(full_text_query=query, columns=["id", "_score"], limit=1000).to_table()
-            scores = dict(zip(expected["id"].to_pylist(), expected["_score"].to_pylist(), strict=True))
+            expected: dict[int, float] = {}
+            for column, boost in zip(("t", "u"), boosts, strict=True):
+                texts = {key: row[column] for key, row in live.items()}
+                query = Match(asked if isinstance(asked, str) else asked.text, boost=boost)
+                for key, score in scores_of(query, texts, indexed[column].to_pylist(), PLAIN).items():
+                    expected[key] = max(score, expected.get(key, 0.0))
             for reader in (table, writer):
                 found = reader.search(text=asked, column=["t", "u"], k=1000, columns=["id"])
-                assert set(ids(found)) == set(scores)
-                np.testing.assert_allclose(found["_score"].to_numpy(), [scores[key] for key in ids(found)], atol=1e-4)
+                assert sorted(ids(found)) == sorted(expected)
+                np.testing.assert_allclose(found["_score"].to_numpy(), [expected[key] for key in ids(found)], rtol=1e-4)
                 best = reader.search(text=asked, column=["t", "u"], k=10, columns=["id"])
-                np.testing.assert_allclose(best["_score"].to_numpy(), found["_score"].to_numpy()[:10], atol=1e-6)
+                assert best["_score"].to_pylist() == found["_score"].to_pylist()[:10]
         phrase = ids(table.search(text='"amber cedar"', column=["t", "u"], k=1000))
         assert sorted(phrase) == sorted(
             key for key, row in live.items() if any("amber cedar" in row[name] for name in ("t", "u"))
@@ -155,9 +158,7 @@ def byte_distances(matrix: npt.NDArray[Any], query: npt.NDArray[Any], metric: st
     [(pa.int8(), "l2"), (pa.int8(), "cosine"), (pa.int8(), "dot"), (pa.uint8(), "hamming"), (pa.uint8(), "l2")],
     ids=str,
 )
-def test_vectors_of_bytes_are_searched_exactly_in_every_tier(
-    tmp_path: Path, kind: pa.DataType, metric: Any, index: bool
-) -> None:
+def test_byte_vectors_are_searched_in_every_tier(tmp_path: Path, kind: pa.DataType, metric: Any, index: bool) -> None:
     base, matrix = byte_rows(range(300), kind, 1)
     table = mw.create_table(str(tmp_path / "t"), base, primary_key="id")
     if index and kind == pa.uint8():
@@ -257,3 +258,199 @@ def test_a_vector_is_given_by_position_and_a_metric_in_any_case(tmp_path: Path, 
         assert expected["id"].to_pylist()[0] == 2
     with pytest.raises(InvalidInputError, match="metric"):
         table.search([0.1, 1.0], metric="manhattan")
+
+
+# A search is restricted to the rows that a scan with the same filter shows, whatever the filter and the tier.
+
+FILTER_SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
+NAN = float("nan")
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("f", pa.float64()),
+        pa.field("half", pa.float32()),
+        pa.field("u", pa.uint32()),
+        pa.field("text", pa.string()),
+        pa.field("st", pa.struct([("a", pa.int32())])),
+        pa.field("v", pa.list_(pa.float32(), 4)),
+    ]
+)
+ROWS = [
+    {
+        "id": i,
+        "f": [1.0, NAN, None, -1.0, -NAN][i % 5],
+        "half": [0.1, NAN, None, 0.3][i % 4],
+        "u": i,
+        "text": f"word w{i}",
+        "st": None if i % 7 == 6 else {"a": i},
+        "v": [float(i), 1.0, 0.0, 0.0],
+    }
+    for i in range(40)
+]
+FILTERS = {
+    "a comparison that NaN fails": pc.field("f") > 0,
+    "unsigned": pc.field("u") > 20,
+    "a field of a struct": pc.field("st", "a") > 30,
+    "a function that Lance cannot be told": pc.utf8_length(pc.field("text")) > 7,
+    "one that Lance is told": pc.field("id") < 10,
+    "both": (pc.field("f") > 0) & (pc.field("id") < 30),
+    "SQL with NaN": "f > 0",
+    "SQL with a literal of another width": "half = 0.1",
+    "SQL with a field of null structs": "st.a is null",
+}
+
+
+def found(table: mw.Table, question: Any) -> dict[str, list[int]]:
+    """The rows that a scan and each kind of search find."""
+    ways = {
+        "scan": table.scan(filter=question).to_table(),
+        "vector": table.search(vector=[0.0] * 4, k=100, filter=question),
+        "text": table.search(text="word", column="text", k=100, filter=question),
+        "hybrid": table.search(vector=[0.0] * 4, text="word", k=100, filter=question),
+    }
+    return {way: sorted(answer.column("id").to_pylist()) for way, answer in ways.items()}
+
+
+@pytest.mark.repro("reads-08")
+@pytest.mark.parametrize("question", FILTERS.values(), ids=FILTERS.keys())
+def test_a_search_with_a_filter_finds_the_rows_of_the_scan_in_every_tier(tmp_path: Path, question: Any) -> None:
+    rows = pa.Table.from_pylist(ROWS, schema=SCHEMA)
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", sharding=mw.Unsharded())
+    writer = table.shard_writer(**FILTER_SETTINGS)
+    writer.put(rows)
+    in_memory = found(table, question)
+    writer.close()
+    in_sstable = found(table, question)
+    table.compact()
+    in_base = found(table, question)
+    assert lance.dataset(table.uri).count_rows() == len(ROWS)
+    expected = in_memory["scan"]
+    assert 0 < len(expected) < len(ROWS)
+    for tier in (in_memory, in_sstable, in_base):
+        assert tier == dict.fromkeys(in_memory, expected)
+
+
+def test_a_filter_that_lance_is_not_told_keeps_what_fresh_tiers_hide_out_of_the_nearest(tmp_path: Path) -> None:
+    """The base table is then searched by us: rows that were replaced or deleted since must not take a place."""
+    rows = pa.Table.from_pylist(ROWS, schema=SCHEMA)
+    table = mw.create_table(str(tmp_path / "t"), rows, primary_key="id", sharding=mw.Unsharded())
+    with table.writer(**FILTER_SETTINGS) as writer:
+        writer.delete([0])
+        writer.put([{**ROWS[5], "f": -1.0}])
+        nearest = table.search(vector=[0.0] * 4, k=2, filter=pc.field("f") > 0)
+    assert nearest.column("id").to_pylist() == [10, 15]
+    assert nearest.column("_distance").to_pylist() == [101.0, 226.0]
+    assert nearest.column("text").to_pylist() == ["word w10", "word w15"]
+
+
+NESTED = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("v", pa.list_(pa.float32(), 2)),
+        ("t", pa.string()),
+        ("meta", pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.string())]))])),
+    ]
+)
+NESTED_ROWS = [
+    {"id": 0, "v": [0.0, 1.0], "t": "red fox", "meta": {"a": 1, "b": {"c": "x"}}},
+    {"id": 1, "v": [0.1, 1.0], "t": "red red hen", "meta": None},
+    {"id": 2, "v": [0.2, 1.0], "t": "red owl and more words", "meta": {"a": None, "b": None}},
+]
+
+
+@pytest.mark.parametrize("stage", ["memtable", "SSTable", "base"])
+@pytest.mark.parametrize(
+    "asked", [{"vector": [0.0, 1.0]}, {"text": "red"}, {"vector": [0.0, 1.0], "text": "red"}], ids=str
+)
+def test_a_search_shows_fields_as_a_scan_does(tmp_path: Path, stage: str, asked: dict[str, object]) -> None:
+    table = mw.create_table(str(tmp_path / "t"), NESTED, primary_key="id", writer_defaults={"fsync": False})
+    with table.writer() as writer:
+        writer.put(NESTED_ROWS)
+        if stage != "memtable":
+            writer.flush()
+        if stage == "base":
+            table.compact()
+        paths = ["meta.b.c", "id", "meta.a"]
+        found = table.search(**asked, columns=paths)  # type: ignore[arg-type]
+        shown = {row["id"]: row for row in table.scan(paths).to_table().to_pylist()}
+        score = found.schema.names[-1]
+        assert found.schema.names == [*paths, score]
+        assert found.num_rows == len(NESTED_ROWS)
+        assert all({**row, score: None} == {**shown[row["id"]], score: None} for row in found.to_pylist())
+        assert found["id"].to_pylist() == table.search(**asked)["id"].to_pylist()  # type: ignore[arg-type]
+
+
+def test_a_field_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), NESTED, primary_key="id")
+    with pytest.raises(mw.InvalidInputError, match="no field 'z' in 'meta'"):
+        table.search([0.0, 1.0], columns=["meta.z"])
+
+
+# Randomised searches between puts, deletes, flushes and compactions: only live rows, and k of them.
+
+
+def one_search(made: Spread, chance: random.Random) -> None:
+    kind, k = chance.choice(["vector", "text", "both", "memtable"]), chance.choice([1, 3, 10, 50])
+    tag = chance.choice([None, chance.randrange(10)])
+    options: dict[str, Any] = {"k": k, "filter": None if tag is None else f"tag = {tag}"}
+    word = chance.choice(STALE_WORDS)
+    if kind == "memtable":
+        scan = made.writer.memtable_scanner().nearest("v", made.make.vector(), k)
+        check_rows(made, scan.to_table())
+        return
+    if kind != "text":
+        options.update(vector=made.make.vector(), nprobes=chance.choice([1, 20]))
+    if kind != "vector":
+        options["text"] = word
+    found = made.table.search(**options)
+    check_rows(made, found)
+    matching = made.matching(tag)
+    near = sum(row.vector is not None for row in matching) if kind != "text" else 0
+    texts = sum(row.text is not None and word in row.text.split(" ") for row in matching) if kind != "vector" else 0
+    assert found.num_rows >= min(k, max(near, texts)), f"{kind}: k is not filled"
+    assert tag is None or set(found.column("tag").to_pylist()) <= {tag}
+
+
+def check_rows(made: Spread, found: pa.Table) -> None:
+    """Every row is live, once, and in its newest version."""
+    assert len(set(ids(found))) == found.num_rows
+    for row in found.select(["id", "v", "t", "tag"]).to_pylist():
+        live = made.live.get(row["id"])
+        assert live is not None, f"row {row['id']} was deleted"
+        assert (row["t"], row["tag"]) == (live.text, live.tag), f"row {row['id']} was replaced"
+        if live.vector is not None:
+            np.testing.assert_array_equal(np.array(row["v"], np.float32), live.vector)
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("deferred", [False, True], ids=["indexed at once", "indexed later"])
+def test_random_searches_return_k_live_rows_in_their_newest_version(tmp_path: Path, deferred: bool) -> None:
+    """Lessons 12, 21 to 25: 10,000 queries at full scale (two times 5,000)."""
+    made = spread(
+        tmp_path,
+        rows=300,
+        text_options={},
+        metric="l2",
+        nulls=0.05,
+        sync_indexed_write=not deferred,
+        max_memtable_rows=200,
+    )
+    chance = random.Random(7)
+    for step in range(scaled(ci=120, prove=5_000)):
+        action = chance.random()
+        keys = sorted(made.live)
+        if action < 0.25:
+            made.put(chance.sample(keys, min(len(keys), 10)) + [6_000_000 + step * 10 + i for i in range(2)])
+        elif action < 0.4 and len(keys) > 120:
+            made.delete(chance.sample(keys, 8))
+        elif action < 0.43:
+            made.writer.force_seal_active()
+        elif action < 0.44:
+            made.flush()
+            made.table.compact()
+        one_search(made, chance)
+    made.writer.close()
+    for _ in range(10):
+        found = made.table.search(vector=made.make.vector(), k=10)
+        check_rows(made, found)
+        assert found.num_rows == 10

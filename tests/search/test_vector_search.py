@@ -1,8 +1,8 @@
 """Vector search of a table: right rows, live rows, k rows, in every tier and with every index or none."""
 
-from __future__ import annotations
-
 import math
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,7 @@ def recall(made: Spread, metric: str, count: int, **options: Any) -> float:
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
-def test_recall_at_10_is_at_least_95_percent_over_all_tiers_with_updates_and_deletes(
-    tmp_path: Path, metric: str
-) -> None:
+def test_recall_at_10_is_over_95_percent_over_all_tiers_with_updates_and_deletes(tmp_path: Path, metric: str) -> None:
     rows, dim = scaled(ci=3_000, prove=50_000), scaled(ci=32, prove=128)
     index = {"index_type": "IVF_PQ", "num_partitions": scaled(ci=4, prove=64), "num_sub_vectors": dim // 4}
     made = spread(tmp_path, rows=rows, dim=dim, metric=metric, index=index)
@@ -45,20 +43,12 @@ def test_recall_at_10_is_at_least_95_percent_over_all_tiers_with_updates_and_del
     made.writer.close()
 
 
-@pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
-def test_a_table_without_any_index_is_searched_exactly(tmp_path: Path, metric: str) -> None:
-    """Lesson 32 and E1.3: no index means slower, never empty."""
-    made = spread(tmp_path, metric=None)
+@pytest.mark.parametrize(("index", "metric"), [(None, "l2"), (None, "cosine"), (None, "dot"), ("l2", "cosine")])
+def test_search_without_an_index_of_its_metric_is_exact(tmp_path: Path, index: str | None, metric: str) -> None:
+    """Lessons 32 and 34, E1.3: no index means slower, never empty; the metric of the query is compared with every index."""
+    made = spread(tmp_path, metric=index)
     for query in queries(made, 20):
         assert ids(made.table.search(vector=query, k=10, metric=metric)) == made.exact(query, 10, metric)
-    made.writer.close()
-
-
-def test_a_metric_that_differs_from_the_index_is_searched_exactly(tmp_path: Path) -> None:
-    """Lesson 34 and E1.3: the metric of the query is compared with the metric of every index."""
-    made = spread(tmp_path, metric="l2")
-    for query in queries(made, 20):
-        assert ids(made.table.search(vector=query, k=10, metric="cosine")) == made.exact(query, 10, "cosine")
     made.writer.close()
 
 
@@ -191,7 +181,7 @@ def test_rows_with_null_or_nan_vectors_are_stored_and_never_found(tmp_path: Path
 
 
 @pytest.mark.parametrize("indexed", [True, False], ids=["with its index", "as a stream"])
-def test_a_large_sstable_is_searched_without_loading_its_rows(
+def test_large_sstable_is_searched_without_a_load(
     tmp_path: Path, indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = spread(tmp_path, rows=3_000, dim=16, metric="l2" if indexed else None)
@@ -221,7 +211,7 @@ def test_a_large_sstable_is_searched_without_loading_its_rows(
 
 def test_nearest_within_a_memtable_ranks_live_rows_only(tmp_path: Path) -> None:
     made = spread(tmp_path, metric="cosine")
-    scanner = made.writer.scan
+    scanner = made.writer.memtable_scanner
     in_memory = {int(key) for key in scanner().project(["id"]).to_table().column("id").to_pylist()}
     for query in queries(made, 10):
         for metric in ("cosine", "l2"):
@@ -274,7 +264,7 @@ def test_a_query_that_nothing_can_be_near_to_is_refused(tmp_path: Path, query: A
         with pytest.raises(mw.InvalidInputError, match="NaN or a null"):
             table.search(vector=query)
         with pytest.raises(mw.InvalidInputError, match="NaN or a null"):
-            writer.scan().nearest("v", query, 1).to_table()
+            writer.memtable_scanner().nearest("v", query, 1).to_table()
 
 
 def test_a_search_answers_with_the_columns_that_were_asked_for(tmp_path: Path) -> None:
@@ -301,3 +291,86 @@ def test_by_cosine_nothing_is_near_a_query_without_a_direction(tmp_path: Path, s
             table.search([0.0, 0.0], metric="cosine")
         assert ids(table.search([0.5, 0.0], metric="cosine")) == [2, 3]  # nor is a row without one near any query
         assert ids(table.search([0.0, 0.0], metric="l2", k=1)) == [1]
+
+
+# Vector search through a base index finds at least 95 % of the ten nearest rows, with and without filters, at every
+# stage.
+
+METRICS = ["l2", "cosine", "dot"]
+FILTERS: dict[str, int | None] = {"": None, "tag = 3": 3}
+
+
+def recall_of(made: Spread, metric: str, queries: int) -> float:
+    """The least recall@10 over the filters, against brute force."""
+    found = []
+    for text, tag in FILTERS.items():
+        hits = 0
+        for _ in range(queries):
+            query = made.make.vector()
+            answer = ids(made.table.search(vector=query, k=10, columns=["id"], filter=text or None))
+            assert len(answer) == 10
+            hits += len(set(answer) & set(made.exact(query, 10, metric, tag)))
+        found.append(hits / (10 * queries))
+    return min(found)
+
+
+def until_done(work: Callable[[], object], check: Callable[[], None]) -> None:
+    """Run `check` again and again while `work` runs, at least once."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        while True:
+            check()
+            if not thread.is_alive():
+                return
+    finally:
+        thread.join(60)
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("metric", METRICS)
+def test_recall_stays_before_during_and_after_compaction(tmp_path: Path, metric: str) -> None:
+    rows, dim, queries = scaled(ci=2_000, prove=20_000), scaled(ci=32, prove=128), scaled(ci=15, prove=40)
+    index = {"index_type": "IVF_PQ", "num_partitions": scaled(ci=4, prove=32), "num_sub_vectors": dim // 4}
+    made = spread(tmp_path, rows=rows, dim=dim, metric=metric, index=index)
+    made.change(8_000_000, rows // 8)
+    made.flush()
+    made.writer.close()
+    table = made.table
+    assert recall_of(made, metric, queries) >= 0.95
+    table.compact(max_generations=1)
+    assert recall_of(made, metric, queries) >= 0.95
+    seen: list[float] = []
+    until_done(table.compact, lambda: seen.append(recall_of(made, metric, queries)))
+    assert min(seen) >= 0.95
+    until_done(table.maintain, lambda: seen.append(recall_of(made, metric, queries)))
+    assert min(seen) >= 0.95
+    table.gc(grace_seconds=0)
+    assert recall_of(made, metric, queries) >= 0.95
+    assert table.count_rows() == len(made.live) == table.dataset.count_rows()
+
+
+def test_text_scores_change_only_with_the_index(tmp_path: Path) -> None:
+    """The rows are the same in every stage. Scores stay through compaction, and change little once rows are in the index."""
+    made = spread(tmp_path, rows=600, text_options={}, metric=None)
+    made.flush()
+    made.writer.close()
+    texts = ["cedar", "otter pine", "amber basalt maple"]
+
+    def answers() -> list[dict[int, float]]:
+        table = mw.open_table(made.table.uri)
+        found = [table.search(text=text, k=10_000, columns=["id"]) for text in texts]
+        return [dict(zip(ids(rows), rows["_score"].to_pylist(), strict=True)) for rows in found]
+
+    expected = answers()
+
+    def check(tolerance: float) -> None:
+        for scores, before in zip(answers(), expected, strict=True):
+            assert scores == pytest.approx(before, rel=tolerance)
+
+    made.table.compact(max_generations=1)
+    check(1e-4)
+    until_done(made.table.compact, lambda: check(1e-4))
+    until_done(made.table.dataset.optimize.optimize_indices, lambda: check(0.15))
+    until_done(made.table.dataset.optimize.compact_files, lambda: check(0.15))
+    check(0.15)

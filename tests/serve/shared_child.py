@@ -13,8 +13,6 @@ from typing import Any
 import lance_memwal as mw
 from lance_memwal import crash_points
 
-__all__ = ["append_ids", "die_before_answers", "exclusive_puts", "own_and_put", "put_for", "serve_requests"]
-
 
 def append_ids(uri: str, acks: str, name: int, threads: int, stop: str, pipe: Connection) -> None:
     """Append ids that nobody else has, until the file `stop` is there; acknowledged ones are lines of `acks`."""

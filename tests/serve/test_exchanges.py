@@ -19,7 +19,7 @@ from pyarrow import flight
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.rows.streams import stream_of
+from lance_memwal.rows.ipc_frames import stream_of
 from lance_memwal.serve import desk, runtime
 from lance_memwal.serve.record import OwnerRecords
 from lance_memwal.serve.wire import Book, Request, decode, decode_answer, encode_header, encode_request, request_of

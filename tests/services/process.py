@@ -4,8 +4,6 @@ The service runs under a small supervisor that kills it when its standard input 
 run itself is killed.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

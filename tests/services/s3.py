@@ -1,7 +1,5 @@
 """S3 for tests: moto's server as a process of its own, with one bucket."""
 
-from __future__ import annotations
-
 import json
 import sys
 import urllib.request
@@ -78,7 +76,6 @@ def options_of(endpoint: str) -> tuple[str, dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """The address of an S3 service."""
     with s3_service() as endpoint:
         yield endpoint
 

@@ -3,8 +3,6 @@
 Who changes a budget says why in the commit; `docs/cost.md` has the whole table.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,8 +37,6 @@ def ours(metrics: Recorder) -> int:
 
 
 class Budgets:
-    """Counts what one table costs."""
-
     def __init__(self, uri: str, options: dict[str, str], requests: Requests) -> None:
         self.uri, self._requests = uri, requests
         mw.create_table(uri, SCHEMA, primary_key="id", storage_options=options)

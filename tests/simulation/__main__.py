@@ -4,8 +4,6 @@ Prints a line now and then, and a command for every life that broke a promise. L
 a number is follows from nothing but the number. `--lance` lives with Lance itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import logging
@@ -17,7 +15,7 @@ from collections import Counter
 from functools import partial
 
 from lance_memwal.process.cache import set_cache_bytes
-from tests.harness.progress import Progress
+from tests.harness.processes import Progress
 from tests.simulation.kinds import KINDS, LANCE_KINDS, command, kind_of, life_of
 from tests.simulation.schedule import StandstillError
 

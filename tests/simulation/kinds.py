@@ -4,8 +4,6 @@ Owns `KINDS`, `LANCE_KINDS`, `kind_of`, `life_of` and `command`. A life is a fun
 one with Lance. With Lance all is the same each time but the names that Lance draws for its files.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.log_lives import LogLife
-from tests.simulation.once_lives import OnceLife
-from tests.simulation.writer_lives import WriterLife
-
-__all__ = ["KINDS", "LANCE_KINDS", "command", "kind_of", "life_of"]
+from tests.simulation.writer_lives import OnceLife, WriterLife
 
 KINDS: dict[str, Callable[..., Any]] = {"log": LogLife, "once": OnceLife, "writer": WriterLife}
 LANCE_KINDS = ("once", "writer")
@@ -25,7 +20,6 @@ _TURNS_WITH_LANCE = ("once", "once", "writer")
 
 
 def kind_of(seed: int, *, lance: bool = False) -> str:
-    """The kind of the life with this number."""
     turns = _TURNS_WITH_LANCE if lance else _TURNS
     return turns[seed % len(turns)]
 

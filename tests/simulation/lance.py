@@ -31,16 +31,12 @@ from lance_memwal.lance.manifest import (
 )
 from lance_memwal.store.port import ObjectStore
 
-__all__ = ["MemoryLance"]
-
 _MAGIC = b"LANC"  # how a data file ends
 _FIELDS = 1  # in a manifest
 _VERSION = (2, 1)
 
 
 class MemoryLance:
-    """Datasets and files below one store."""
-
     def __init__(self, store: ObjectStore, new_name: Callable[[], str]) -> None:
         self._store = store
         self._new_name = new_name
@@ -122,8 +118,6 @@ class _Writer:
 
 
 class _Rows:
-    """Some rows of a file."""
-
     def __init__(self, table: pa.Table, batch_rows: int | None = None) -> None:
         self._table, self._batch_rows = table, batch_rows
 
@@ -165,8 +159,6 @@ class _Fragment:
 
 
 class _Dataset:
-    """One version of a dataset."""
-
     def __init__(self, store: ObjectStore, directory: str, version: int) -> None:
         self._store, self._directory, self.version = store, directory, version
         path = _below(directory, version_path(version))

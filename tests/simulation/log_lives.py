@@ -4,13 +4,11 @@ Whatever the order, the faults and the crashes: no position is acknowledged twic
 doubled or invented, epochs are distinct, and the reader meets no hole.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from lance_memwal import CollectedError, FencedError, MemWalError, WalAppender, WalTailer
+from lance_memwal import CollectedError, FencedError, MemWalError, WalAppender, WalTailer, WriterPoisonedError
 from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions, read_run
@@ -21,8 +19,6 @@ from lance_memwal.types import ShardManifest, SsTable
 from tests.kit.logs import SHARD, ids, rows
 from tests.simulation.schedule import ScheduledClock
 from tests.simulation.world import Machine, World
-
-__all__ = ["LogLife"]
 
 _POLICY = PersistPolicy(fsync=False)
 
@@ -47,7 +43,6 @@ class LogLife:
             world.client("reader", self._reader)
 
     def run(self) -> list[str]:
-        """Live, and say what is broken."""
         self.world.live()
         self.world.afterwards(self._judge)
         return self.world.verdict()
@@ -161,7 +156,7 @@ class LogLife:
             try:
                 stale.append(rows(999))
             except MemWalError as error:
-                self.world.expect(error, FencedError)
+                self.world.expect(error, FencedError, WriterPoisonedError)
                 continue
             self.world.check(False, f"I9: epoch {stale.epoch} acknowledged after epoch {last.epoch} was opened")
         last.append(rows(1_000))

@@ -24,8 +24,6 @@ from typing import Any
 from lance_memwal.clock import LoneThread, SystemClock
 from lance_memwal.testing import SimulatedCrash
 
-__all__ = ["Process", "Schedule", "ScheduledClock", "StandstillError"]
-
 _REAL_SECONDS = 60.0
 _START_SECONDS = 1_000.0
 _EPOCH_MS = 4_000_000_000_000  # after everything that a real store calls now
@@ -39,8 +37,6 @@ class StandstillError(AssertionError):
 
 
 class _Fiber:
-    """A thread of the schedule."""
-
     __slots__ = ("due", "go", "is_client", "name", "process", "ready", "task", "timed_out", "work")
 
     def __init__(self, process: Process, work: Callable[[], None], name: str, *, is_client: bool) -> None:
@@ -120,7 +116,6 @@ class Schedule:
         return self._current
 
     def add(self, fiber: _Fiber) -> None:
-        """One more thread."""
         self._fibers.append(fiber)
         self._clients += fiber.is_client
         _carry(fiber, self._live)
@@ -224,7 +219,6 @@ class Schedule:
         return not me.timed_out
 
     def wake(self, fiber: _Fiber) -> None:
-        """End a wait."""
         fiber.ready, fiber.due = True, None
 
     def wake_dead(self, process: Process) -> None:

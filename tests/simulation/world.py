@@ -11,6 +11,7 @@ Owns `World` and `Machine`. Invariants:
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import shutil
 import tempfile
@@ -26,6 +27,9 @@ import lance_memwal as mw
 from lance_memwal.errors import (
     CorruptDataError,
     FencedError,
+    InvalidInputError,
+    ObjectExistsError,
+    ObjectNotFoundError,
     UnavailableError,
     UnsupportedFormatError,
     WriterPoisonedError,
@@ -34,15 +38,12 @@ from lance_memwal.process.deadline import PATIENCE_SECONDS
 from lance_memwal.store.local import LocalStore
 from lance_memwal.store.location import Location
 from lance_memwal.store.metering import Recorder
-from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.port import ObjectMeta, ObjectStore, PutResult
 from lance_memwal.store.retry import RetryingStore
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript, SimulatedCrash
 from tests.simulation.lance import MemoryLance
 from tests.simulation.schedule import Process, Schedule, ScheduledClock
-from tests.simulation.store import MemoryObjects
-
-__all__ = ["Machine", "World", "empty_table"]
 
 _GENTLE = frozenset(kind for kind in FaultKind if kind.keeps_contract) - {FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER}
 _LATENCY_SECONDS = 0.02
@@ -98,7 +99,6 @@ class World:
         again.start(lambda: work(again))
 
     def live(self) -> None:
-        """Run all clients to their ends."""
         self.schedule.run()
 
     def expect(self, error: BaseException, *kinds: type[BaseException]) -> None:
@@ -173,7 +173,6 @@ class World:
         self.outside.start(land, "network")
 
     def check(self, holds: bool, what: str) -> None:
-        """Note what is broken."""
         if not holds:
             self.broken.append(what)
 
@@ -263,3 +262,96 @@ def empty_table(*, keyed: bool) -> MemoryObjects:
         return objects
     finally:
         shutil.rmtree(directory)
+
+
+# A store in the memory of the process, for lives that are over in milliseconds.
+#
+# Owns `MemoryObjects`, an adapter of `lance_memwal.store.port` like any other: it passes the same suite.
+
+
+class MemoryObjects:
+    """Objects by name. One step each: nothing is ever seen half done. There are no directories."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._objects: dict[str, tuple[bytes, ObjectMeta]] = {}
+        self._puts = 0
+
+    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
+        del sync, make_directory
+        _check_path(path)
+        self._puts += 1
+        made = (bytes(data), ObjectMeta(path, len(data), self._now_ms(), str(self._puts)))
+        if self._objects.setdefault(path, made) is not made:
+            raise ObjectExistsError(path)
+        return PutResult.CREATED
+
+    def make_directory(self, path: str) -> None:
+        """There are none."""
+
+    def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        del sync
+        _check_path(path)
+        self._puts += 1
+        self._objects[path] = (bytes(data), ObjectMeta(path, len(data), self._now_ms(), str(self._puts)))
+
+    def _need(self, path: str) -> tuple[bytes, ObjectMeta]:
+        found = self._objects.get(path)
+        if found is None:
+            _check_path(path)
+            raise ObjectNotFoundError(path)
+        return found
+
+    def get(self, path: str) -> bytes:
+        return self._need(path)[0]
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        if start < 0 or length < 0:
+            raise InvalidInputError("a range cannot be negative")
+        return self._need(path)[0][start : start + length]
+
+    def get_tail(self, path: str, length: int) -> bytes:
+        if length < 0:
+            raise InvalidInputError("a length cannot be negative")
+        data = self._need(path)[0]
+        return data[max(0, len(data) - length) :]
+
+    def head(self, path: str) -> ObjectMeta:
+        return self._need(path)[1]
+
+    def list(self, prefix: str) -> builtins.list[ObjectMeta]:
+        start = _start(prefix)
+        return [meta for path, (_, meta) in tuple(self._objects.items()) if path.startswith(start)]
+
+    def list_names(self, prefix: str) -> builtins.list[str]:
+        start = _start(prefix)
+        below = (path[len(start) :] for path in tuple(self._objects) if path.startswith(start))
+        return builtins.list(dict.fromkeys(path.partition("/")[0] for path in below))
+
+    def delete(self, path: str) -> None:
+        if path:
+            _check_path(path)
+        self._objects.pop(path, None)
+
+    def sync_tree(self, prefix: str) -> None:
+        """Memory needs no sync."""
+
+    def items(self) -> builtins.list[tuple[str, bytes]]:
+        return [(path, data) for path, (data, _) in self._objects.items()]
+
+    def copy(self, now_ms: Callable[[], int]) -> MemoryObjects:
+        other = MemoryObjects(now_ms)
+        other._objects, other._puts = dict(self._objects), self._puts
+        return other
+
+
+def _start(prefix: str) -> str:
+    directory = prefix.rstrip("/")
+    if prefix:
+        _check_path(directory)
+    return f"{directory}/" if prefix else ""
+
+
+def _check_path(path: str) -> None:
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise InvalidInputError(f"not a path below a table: {path!r}")

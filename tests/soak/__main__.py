@@ -1,7 +1,5 @@
 """`python -m tests.soak --minutes 30 --seed 0`: a table under load, kills and faults; the exit status says whether it held."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import tempfile
@@ -13,7 +11,6 @@ from tests.soak.figures import JUDGED_SECONDS, TITLES, drawing, grown, quarters
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it, and say what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=(__doc__ or "").partition(":")[2])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
@@ -35,7 +32,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _held(place: Path, plan: Plan, svg: Path | None) -> list[str]:
-    """The promises that broke."""
     soak = Soak(place, plan, tell=lambda text: print(text, flush=True))
     try:
         soak.run()

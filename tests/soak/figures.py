@@ -5,8 +5,6 @@ second one times a factor and some, which `TOLERANCES` states for each figure, a
 of `JUDGED_SECONDS` or more is judged: in a few seconds a quarter has a sample or two, and a busy machine decides.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics
@@ -16,19 +14,6 @@ from pathlib import Path
 
 import lance_memwal as mw
 from benchmarks.svg import END, opening
-
-__all__ = [
-    "JUDGED_SECONDS",
-    "TITLES",
-    "TOLERANCES",
-    "Moment",
-    "drawing",
-    "grown",
-    "measure",
-    "percentile",
-    "quarters",
-    "status_of",
-]
 
 TITLES = {
     "rss_mib": "memory of a process, MiB (the largest)",

@@ -1,16 +1,20 @@
 """A table that is written, read, followed, maintained, fenced and killed loses nothing and does not grow."""
 
-from __future__ import annotations
-
+import os
+import time
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from tests.harness.profile import scaled
-from tests.kit.ledger import LATE_SECONDS, Ledger, Write
-from tests.soak.crowd import Plan, Soak
+from tests.kit.log_life import LATE_SECONDS, Ledger, Write
+from tests.soak import children
+from tests.soak.children import SoakLife, follow
+from tests.soak.crowd import Plan, Soak, SoakFailure
 from tests.soak.episodes import Storm, full_disk, overload
 from tests.soak.figures import JUDGED_SECONDS, Moment, drawing, grown
 
@@ -152,9 +156,83 @@ STORM = Storm(JUDGED_SECONDS, rows=1_000, waited=9, most_bytes=8 << 20, grown_mi
         ({"after_ms": 40.0}, ["puts stayed slow afterwards"], False),
     ],
 )
-def test_an_overload_that_breaks_a_promise_is_noticed(
-    change: dict[str, float], told: list[str], in_any_run: bool
-) -> None:
+def test_overload_that_breaks_a_promise_is_noticed(change: dict[str, float], told: list[str], in_any_run: bool) -> None:
     storm = replace(STORM, **change)
     assert storm.broken() == told
     assert replace(storm, seconds=1.5).broken() == (told if in_any_run else [])
+
+
+# A soak whose process ends by itself, or fails where nothing fails, is broken, however well the rows are.
+
+PLAN = Plan(seconds=1.5, rows=50, shards=1, writers=2, kill_every=0.5)
+
+
+def idles(life: SoakLife, pipe: Connection) -> None:
+    pipe.send(("maintained", 0.0))
+    while not life.stopped:
+        time.sleep(0.01)
+    pipe.send(("ended",))
+
+
+def aborts(life: SoakLife, pipe: Connection) -> None:
+    pipe.send(("maintained", 0.0))
+    os.abort()
+
+
+def leaves(life: SoakLife, pipe: Connection) -> None:
+    pipe.send(("maintained", 0.0))
+    os._exit(3)
+
+
+def stops_too_early(life: SoakLife, pipe: Connection) -> None:
+    pipe.send(("maintained", 0.0))
+    pipe.send(("ended",))
+
+
+def finds_damage_where_nothing_fails(life: SoakLife, pipe: Connection) -> None:
+    if not life.fault_rate:
+        pipe.send(("refused", "CorruptDataError: no such bytes"))
+    idles(life, pipe)
+
+
+def finds_damage_that_no_fault_makes(life: SoakLife, pipe: Connection) -> None:
+    pipe.send(("refused", "CorruptDataError: no such bytes"))
+    idles(life, pipe)
+
+
+def is_refused_for_a_reason(life: SoakLife, pipe: Connection) -> None:
+    pipe.send(("refused", "TableReplacedError: by a fault" if life.fault_rate else "FencedError: by an intruder"))
+    idles(life, pipe)
+
+
+def soak(place: Path, monkeypatch: pytest.MonkeyPatch, **roles: Callable[..., None]) -> Soak:
+    """A soak whose processes idle, but for these roles."""
+    for name in ("write", "read", "keep", "follow", "intrude"):
+        monkeypatch.setattr(children, name, roles.get(name, idles))
+    return Soak(place, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("role", "work", "told"),
+    [
+        ("keep", aborts, "keeper ended by itself with exit status -6"),
+        ("read", leaves, "reader ended by itself with exit status 3"),
+        ("follow", stops_too_early, "follower ended by itself with exit status 0"),
+        ("write", finds_damage_where_nothing_fails, "writer 0 failed although its store is well.*CorruptDataError"),
+        ("read", finds_damage_that_no_fault_makes, "reader failed as no store explains.*CorruptDataError"),
+        ("keep", finds_damage_that_no_fault_makes, "keeper failed as no store explains.*CorruptDataError"),
+        ("follow", finds_damage_that_no_fault_makes, "follower failed as no store explains.*CorruptDataError"),
+    ],
+)
+def test_what_nobody_planned_ends_the_soak(
+    role: str, work: Callable[..., None], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SoakFailure, match=told):
+        soak(tmp_path, monkeypatch, **{role: work}).run()
+
+
+def test_kills_and_errors_with_a_reason_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = soak(tmp_path, monkeypatch, write=is_refused_for_a_reason, follow=follow)
+    calm.run()
+    assert sum(calm.counts.kills.values()) > 0
+    assert set(calm.counts.errors) == {"FencedError", "TableReplacedError"}

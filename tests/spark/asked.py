@@ -20,8 +20,6 @@ Questions = Mapping[str, Callable[..., Any]]
 
 
 class Asked:
-    """The side of the tests."""
-
     def __init__(self, arguments: list[str], log: Path, *, script: str) -> None:
         here, there = socket.socketpair()
         with there:
@@ -44,7 +42,6 @@ class Asked:
         return answer["answer"]
 
     def close(self) -> None:
-        """End the driver, and all that it started."""
         with contextlib.suppress(BrokenPipeError):  # what was not sent to a driver that is gone
             self._file.close()
         self._socket.close()

@@ -12,10 +12,7 @@ from asked import answer
 
 import lance_memwal.spark as ms
 from lance_memwal.spark import executor_mode
-from tests.kit.slow_host import on_slow_host
-from tests.kit.spark_once import judge, make_input, run_until_done
-from tests.kit.spark_sql import Statements
-from tests.kit.spark_tables import append_only, ids_of, keyed
+from tests.kit.spark import Statements, append_only, ids_of, judge, keyed, make_input, on_slow_host, run_until_done
 
 EXPECTED = [(number, "new" if number >= 190 else None) for number in range(50, 210)]
 
@@ -37,10 +34,11 @@ def speculate(spark: Any, uri: str) -> dict[str, Any]:
         return plain(plan, claims, txn, argument)
 
     executor_mode._append_group = slow
-    given = {"app_id": "a", "operation": "append", "inlineBytes": 0}  # so that tasks append
+    given = {"app_id": "a", "operation": "append"}
     second_attempts = rows = 0
-    for number in range(3):  # one is enough, unless no task was on the slow host
-        batch = spark.range(rows, rows + 400).selectExpr("id", "'x' value")
+    for number in range(8):  # one is enough, unless no task was on the slow host
+        large = spark.range(rows, rows + 400).selectExpr("id", "repeat('x', 20000) value")
+        batch = large.coalesce(1)  # 8 MB in one task do not fit into messages, so tasks append
         report = ms.write_batch(batch, uri, number, **given)
         second_attempts, rows = second_attempts + report.skipped_shards, rows + 400
         if second_attempts:
@@ -51,7 +49,6 @@ def speculate(spark: Any, uri: str) -> dict[str, Any]:
 
 
 def sinks(spark: Any, root: str) -> dict[str, Any]:
-    """Batch sink, source and compaction."""
     uri = f"{root}/keyed"
     table = keyed(uri, 2)
     spark.range(200).write.format("memwal").mode("append").option("missing", "null").save(uri)

@@ -1,7 +1,5 @@
 """One Spark session for every test of this directory, in one process; and a cluster for those that need one."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -14,7 +12,7 @@ import pytest
 from killing import MODULES, wait_for
 
 from tests.kit.canaries import CREDENTIALS
-from tests.kit.light_jvm import LIGHT_JVM
+from tests.kit.spark import LIGHT_JVM
 
 HERE = Path(__file__).parent
 FACE = os.environ.get("LANCE_MEMWAL_TEST_FACE", "auto")  # "off": tests that need no JVM face, without it
@@ -100,7 +98,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A master with two workers of two cores each, on two hosts."""
     import pyspark
 
-    from lance_memwal.spark.java import provide_java
+    from lance_memwal.spark.session import provide_java
 
     provide_java()
     launcher = Path(pyspark.__file__).parent / "bin" / "spark-class"

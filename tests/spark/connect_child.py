@@ -15,11 +15,21 @@ from asked import answer
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
+import lance_memwal as mw
 import lance_memwal.spark as ms
-from lance_memwal.spark.java import provide_java
-from tests.kit.spark_once import finish, forget_last_commit, judge, make_input, run_until_done
-from tests.kit.spark_sql import Statements
-from tests.kit.spark_tables import append_only, ids_of, keyed
+from lance_memwal.spark.session import provide_java
+from tests.kit.spark import (
+    Statements,
+    append_only,
+    finish,
+    forget_last_commit,
+    ids_of,
+    judge,
+    keyed,
+    make_input,
+    replay_first_batch,
+    run_until_done,
+)
 
 
 def sinks(spark: Any, root: str) -> dict[str, Any]:
@@ -56,21 +66,34 @@ def two_calls(root: str) -> Any:
     """A function for `foreachBatch`, which runs in a process of the server."""
 
     def write(frame: Any, number: int) -> None:
+        try:
+            ms.write_batch(frame, f"{root}/twice", number, missing="null")
+        except mw.InvalidInputError as error:
+            Path(root, "refused").write_text(str(error))
         for rest in (0, 1):
-            ms.write_batch(frame.where(f"id % 2 = {rest}"), f"{root}/twice", number, missing="null")
+            rows = frame.where(f"id % 2 = {rest}")
+            ms.write_batch(rows, f"{root}/twice", number, app_id=f"half {rest}", missing="null")
 
     return write
 
 
 def foreach_batch(spark: Any, root: str) -> list[Any]:
-    """Two calls of `write_batch` per micro-batch, replayed: whether all rows are there, and how many marks."""
+    """Micro-batches of two calls, replayed: whether all rows are there, the number of transactions, and a refusal."""
     expected = make_input(Path(root, "in"), 3)
     twice = keyed(f"{root}/twice", 2)
     each = spark.readStream.schema("id long, value string").json(f"{root}/in").writeStream.foreachBatch(two_calls(root))
     for _ in range(2):
         finish(lambda: each.option("checkpointLocation", f"{root}/c").trigger(availableNow=True).start())
         forget_last_commit(Path(root, "c"))
-    return [sorted(ids_of(twice)) == expected, len(twice.transactions().popitem()[1])]
+    refused = Path(root, "refused").read_text()
+    return [sorted(ids_of(twice)) == expected, len(twice.transactions().popitem()[1]), refused]
+
+
+def first_batch(spark: Any, root: str, start: str) -> list[int]:
+    """A feed whose first micro-batch is replayed after more puts: the rows of the copy, and the changes it took."""
+    table, copy = keyed(f"{root}/from", 2), keyed(f"{root}/to", 2)
+    replay_first_batch(spark, table, copy, Path(root, "checkpoint"), start)
+    return [len(ids_of(copy)), sum(change.num_rows for change in copy.changes(start="earliest", until="now"))]
 
 
 def session() -> Any:
@@ -94,6 +117,7 @@ def main(number: str) -> None:
             "sinks": partial(sinks, spark),
             "stream": partial(stream, spark),
             "foreach_batch": partial(foreach_batch, spark),
+            "first_batch": partial(first_batch, spark),
             "statements": lambda warehouse: Statements(spark, warehouse).outcomes(),
         },
     )

@@ -1,12 +1,10 @@
 """A session in which the JVM face is switched off."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 import lance_memwal.spark as ms
-from tests.kit.spark_tables import keyed
+from tests.kit.spark import keyed
 
 
 def main(root: str) -> None:

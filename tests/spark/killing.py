@@ -1,7 +1,5 @@
 """Starts a driver in its own process, and kills it with everything that it started."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -13,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.kit.light_jvm import LIGHT_JVM
+from tests.kit.spark import LIGHT_JVM
 
 HERE = Path(__file__).parent
 MODULES = os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "src")])  # for drivers and workers
@@ -21,7 +19,6 @@ MARK = "LANCE_MEMWAL_TEST_MARK"
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    """Return once `condition` holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"

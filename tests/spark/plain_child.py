@@ -1,7 +1,5 @@
 """A session of plain PySpark that imports nothing of memwal: Spark finds the format by itself."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

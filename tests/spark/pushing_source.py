@@ -1,7 +1,5 @@
 """A source that pushes filters down, to see whether Spark still mixes up its plans."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

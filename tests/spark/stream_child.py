@@ -1,7 +1,5 @@
 """A driver of its own for tests that kill it: runs the stream of `once_kit` (or the feed) until it is done."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -12,16 +10,15 @@ def main(kind: str, master: str, source: str, uri: str, checkpoint: str) -> None
     conf = {"spark.sql.shuffle.partitions": 2, "spark.log.level": "OFF"}
     spark = ms.session(master, **conf)
     if kind == "sink":
-        from tests.kit.spark_once import start
+        from tests.kit.spark import start
 
-        query = start(spark, Path(source), uri, Path(checkpoint), flushBytes=20_000)
+        query = start(spark, Path(source), uri, Path(checkpoint))
     else:
         options = {"maxEntriesPerTrigger": 8, "startingPosition": "earliest"}
         feed = spark.readStream.format("memwal").options(**options).load(source)
         copied = feed.selectExpr("id", "_shard shard", "_position position")
         query = (
             copied.writeStream.format("memwal")
-            .option("flushBytes", 0)
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
             .start(uri)

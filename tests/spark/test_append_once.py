@@ -1,10 +1,5 @@
 """`append_once`: any process that has the epoch may append, and each version is there once."""
 
-from __future__ import annotations
-
-import multiprocessing
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -12,9 +7,8 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.types import Transaction
 from lance_memwal.write.changes import Terms
-from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import OnceAppender
-from tests.kit.spark_tables import append_only, ids_of, keyed
+from tests.kit.spark import append_only, ids_of, keyed
 
 SHARDING = mw.Bucket("id", 1)
 SHARD = mw.shard_id_for(SHARDING, 0)
@@ -139,24 +133,6 @@ def test_a_put_into_a_slot_that_collection_emptied_does_not_count_and_is_made_ag
     assert ids_of(table) == [1, 10, 11, 12]
 
 
-def test_a_failure_after_the_put_adds_nothing_when_the_append_is_repeated(table: mw.Table, uri: str) -> None:
-    appender = OnceAppender(uri)
-    claim = appender.claim(SHARD)
-
-    def fail(point: str) -> None:
-        if point == "once.after_put":
-            raise OSError("lost the answer")
-
-    crash_points.install(fail)
-    try:
-        with pytest.raises(OSError, match="lost the answer"):
-            appender.append(claim, [batch(1)], txn=("app", 1))
-    finally:
-        crash_points.install(None)
-    assert appender.append(claim, [batch(1)], txn=("app", 1)).skipped
-    assert ids_of(table) == [1]
-
-
 def test_rows_of_another_shard_are_refused(uri: str) -> None:
     keyed(uri, 4)
     appender = OnceAppender(uri)
@@ -181,27 +157,3 @@ def test_tombstones_delete_and_live_rows_still_need_their_not_null_columns(uri: 
     assert ids_of(table) == [1, 3]
     with pytest.raises(mw.InvalidInputError, match="value"):
         appender.append(claim, [pa.record_batch({"id": [4, 5], "value": ["4", None], "_tombstone": [False, False]})])
-
-
-def _race(uri: str, claim: ShardClaim, versions: int, bulk: bool, start: Any, results: Any) -> None:
-    appender = OnceAppender(uri, max_entry_bytes=16 if bulk else None)
-    start.wait(60)
-    txns = [Transaction("app", version, "query") for version in range(versions)]
-    done = [appender.append(claim, [batch(txn.version)], txn=txn).skipped for txn in txns]
-    results.put(done.count(False))
-
-
-@pytest.mark.parametrize("bulk", [False, True], ids=["entries", "generations"])
-def test_attempts_that_race_write_each_version_once(table: mw.Table, uri: str, bulk: bool) -> None:
-    versions = 4 if bulk else 25
-    claim = OnceAppender(uri).claim(SHARD)
-    context = multiprocessing.get_context("spawn")
-    results, start = context.Queue(), context.Barrier(3)
-    attempts = [context.Process(target=_race, args=(uri, claim, versions, bulk, start, results)) for _ in range(3)]
-    for attempt in attempts:
-        attempt.start()
-    written = sum(results.get(timeout=60) for _ in attempts)
-    for attempt in attempts:
-        attempt.join()
-    assert ids_of(table) == list(range(versions))
-    assert written == versions

@@ -1,24 +1,18 @@
-"""The change feed: every entry once, in order per shard, within limits, and never silently incomplete."""
-
-from __future__ import annotations
+"""The change feed: every entry once, in order per shard, within limits, and never silently incomplete; where a query of
+it stands, and its first micro-batch.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 
 import lance_memwal as mw
-from lance_memwal.errors import CollectedError
-from lance_memwal.spark.feed import ChangeFeed, feed_schema
-from lance_memwal.spark.options import Options
-from tests.kit.spark_once import finish
-from tests.kit.spark_tables import keyed
-
-
-def feed_of(table: mw.Table, **options: str) -> ChangeFeed:
-    parsed = Options.parse({"path": table.uri, "changeFeed": "true", "startingPosition": "earliest", **options})
-    return ChangeFeed(parsed, feed_schema(table.schema, parsed.columns))
+from lance_memwal.errors import CollectedError, TableReplacedError
+from lance_memwal.spark.feed import ChangeFeed
+from tests.kit.feeds import collect_while
+from tests.kit.spark import feed_of, finish, ids_of, keyed, replay_first_batch
 
 
 def read(feed: ChangeFeed, start: Any, end: Any) -> list[dict[str, Any]]:
@@ -123,7 +117,7 @@ def test_collection_waits_for_a_query_that_is_a_consumer(uri: str) -> None:
     end = feed.latestOffset(start, ReadAllAvailable())
     assert [row["id"] for row in read(feed, start, end)] == [0, 1, 2]
     feed.commit(end)
-    assert feed_of(table, consumer="copy").initialOffset() == end, "a new query goes on there"
+    assert feed_of(table, consumer="copy").initialOffset()["shards"] == end["shards"], "a new query goes on there"
     assert [info.lag_entries for info in table.consumers()] == [0]
     assert table.gc(grace_seconds=0).count("entry") > 0
     other = feed_of(table, consumer="copy")
@@ -134,7 +128,7 @@ def test_collection_waits_for_a_query_that_is_a_consumer(uri: str) -> None:
 
 def test_without_the_option_a_stream_says_what_is_missing(spark: Any, uri: str, tmp_path: Path) -> None:
     keyed(uri)
-    reader = spark.readStream.format("memwal").option("changeFeed", "false").load(uri)
+    reader = spark.readStream.format("memwal").option("__changeFeed", "false").load(uri)
     query = reader.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
     with pytest.raises(Exception, match="memwal_changes"):
         query.awaitTermination(300)
@@ -160,12 +154,12 @@ def test_limits_bound_a_micro_batch_and_every_entry_comes_once(uri: str) -> None
         assert offset == feed.reportLatestOffset()
         if "maxRowsPerTrigger" in limits:
             assert max(map(len, batches)) <= 25
-        assert feed.latestOffset(feed.initialOffset(), ReadAllAvailable()) == offset
+        assert feed.latestOffset(feed.initialOffset(), ReadAllAvailable())["shards"] == offset["shards"]
 
 
 def test_a_shard_that_appears_later_is_read_from_its_first_entry(uri: str) -> None:
     table = mw.create_table(uri, keyed_schema(), primary_key="id", sharding=mw.Identity("id"))
-    feed = feed_of(table, startingPosition="latest")
+    feed = feed_of(table, "latest")
     with table.writer() as writer:
         writer.put({"id": [1]}, missing="null")
         start = feed.initialOffset()
@@ -176,7 +170,7 @@ def test_a_shard_that_appears_later_is_read_from_its_first_entry(uri: str) -> No
 
 
 def keyed_schema() -> Any:
-    from tests.kit.spark_tables import KEYED
+    from tests.kit.spark import KEYED
 
     return KEYED
 
@@ -228,3 +222,273 @@ def _lag(progress: Any) -> int:
     from lance_memwal.spark.progress import _lag as lag
 
     return sum(lag(source) for source in progress.sources)
+
+
+# Where a query of the change feed stands: its consumer, and what collection leaves of the log.
+
+ALL = ReadAllAvailable()
+FAST: dict[str, Any] = {"writer_defaults": {"fsync": False}}
+
+
+def read_ids(feed: ChangeFeed, start: Any, end: Any) -> list[int]:
+    return [row["id"] for row in read(feed, start, end)]
+
+
+def read_on(feed: ChangeFeed, start: Any) -> list[int]:
+    """All that there is from `start` on; a snapshot is a micro-batch of its own."""
+    end = feed.latestOffset(start, ALL)
+    found = read_ids(feed, start, end)
+    return found + read_ids(feed, end, feed.latestOffset(end, ALL))
+
+
+def put_ids(table: mw.Table, *ids: int, **options: Any) -> None:
+    with table.writer(**options) as writer:
+        writer.put({"id": list(ids)}, missing="null")
+
+
+def test_a_name_that_stands_inside_of_a_snapshot_is_refused_and_goes_on_after_it(uri: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 1)
+    table.compact()
+    put_ids(table, 2)
+    reader = table.consumer("copy", until="now")
+    batches = iter(reader)
+    first = next(batches).column("id").to_pylist()
+    reader.commit()
+    with pytest.raises(mw.InvalidInputError, match=r"inside of its first snapshot.*Table\.consumer"):
+        feed_of(table, consumer="copy").initialOffset()
+    rest = [n for batch in batches for n in batch.column("id").to_pylist()]
+    reader.commit()
+    assert sorted(first + rest) == [1, 2]
+    put_ids(table, 3)
+    feed = feed_of(table, consumer="copy")
+    start = feed.initialOffset()
+    assert read_ids(feed, start, feed.latestOffset(start, ALL)) == [3], "nothing comes twice under one name"
+
+
+def test_a_name_that_stands_inside_of_a_large_write_is_refused(uri: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    reader = table.consumer("copy", start="earliest", until="now")
+    many = range(200_000)
+    put_ids(table, *many, max_entry_bytes=4096)
+    reader = table.consumer("copy", until="now")
+    assert 0 < next(iter(reader)).num_rows < len(many)
+    reader.commit()
+    with pytest.raises(mw.InvalidInputError, match="inside of a large write"):
+        feed_of(table, consumer="copy").initialOffset()
+    table.drop_consumer("copy")
+    feed = feed_of(table, consumer="copy")
+    start = feed.initialOffset()
+    assert sorted(read_ids(feed, start, feed.latestOffset(start, ALL))) == list(many)
+
+
+def test_without_failing_on_data_loss_all_that_can_be_read_is_read(uri: str) -> None:
+    """Collection wanted more than it took: a consumer that came just then kept the rest."""
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 1)
+    put_ids(table, 2)
+    table.compact()
+    table.gc(grace_seconds=0)
+    begin = table.changes(start="earliest").cursor
+    lost = {"shards": dict.fromkeys(begin.shards, 1), "table": begin.table}
+    put_ids(table, 3)
+    put_ids(table, 4)
+    table.compact()
+    put_ids(table, 5)
+    collect_while(table, "gc.proposed", lambda: table.consumer("other", start=begin))
+    left = [n for b in table.changes(start=begin, until="now") for n in b.column("id").to_pylist()]
+    assert left[-3:] == [3, 4, 5]
+    lenient = feed_of(table, failOnDataLoss="false")
+    assert read_ids(lenient, lost, lenient.latestOffset(lost, ALL)) == left
+
+
+@pytest.mark.parametrize("start", ["snapshot", "earliest"])
+@pytest.mark.parametrize("point", ["gc.proposed", "gc.before_floor"])
+def test_collection_never_passes_a_query_from_its_first_offset_on(uri: str, point: str, start: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 1)
+    put_ids(table, 2)
+    table.compact()
+    put_ids(table, 3)
+    feed = feed_of(table, start, consumer="copy")
+    began: list[Any] = []
+    collect_while(table, point, lambda: began.append(feed.initialOffset()))
+    put_ids(table, 4)
+    table.compact()
+    put_ids(table, 5)
+    table.gc(grace_seconds=0)
+    assert read_on(feed, began[0])[-2:] == [4, 5]
+
+
+@pytest.mark.parametrize("point", ["gc.proposed", "gc.announced", "gc.before_floor"])
+def test_query_that_becomes_a_consumer_during_collection_fails_at_once_or_is_never_passed(uri: str, point: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 0)
+    offset = feed_of(table).initialOffset()
+    put_ids(table, 1)
+    put_ids(table, 2)
+    table.compact()
+    put_ids(table, 3)
+    feed = feed_of(table, consumer="copy")
+    came: list[list[int]] = []
+
+    def come() -> None:
+        try:
+            came.append(read_ids(feed, offset, feed.latestOffset(offset, ALL)))
+        except mw.CollectedError as error:
+            assert "failOnDataLoss=false" in str(error)  # noqa: PT017 - either is right
+            assert table.consumers() == []
+
+    collect_while(table, point, come)
+    assert bool(came) == (point == "gc.proposed")
+    table.gc(grace_seconds=0)
+    put_ids(table, 4)
+    lenient = feed_of(table, consumer="lenient", failOnDataLoss="false")
+    end = lenient.latestOffset(offset, ALL)
+    found = read_ids(lenient, offset, end)
+    assert found[-1] == 4
+    if came:
+        assert read_on(feed, offset) == [*came[0], 4] == found == [0, 1, 2, 3, 4]
+    lenient.commit(end)
+    put_ids(table, 5)
+    table.compact()
+    table.gc(grace_seconds=0)
+    assert read_on(lenient, end) == [5]
+
+
+def test_a_query_with_an_older_checkpoint_is_refused_and_leaves_its_name_as_it_was(uri: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    feed = feed_of(table, consumer="copy")
+    old = feed.initialOffset()
+    put_ids(table, 1)
+    put_ids(table, 2)
+    end = feed.latestOffset(old, ALL)
+    feed.commit(end)
+    table.compact()
+    put_ids(table, 3)
+    table.gc(grace_seconds=0)
+    with pytest.raises(mw.CollectedError, match="new checkpoint"):
+        feed_of(table, consumer="copy").latestOffset(old, ALL)
+    again = feed_of(table, consumer="copy")
+    assert again.initialOffset()["shards"] == end["shards"]
+    assert read_ids(again, end, again.latestOffset(end, ALL)) == [3]
+
+
+# The first micro-batch of a change feed: a restarted query reads the same rows again, from any starting position.
+
+STARTS = ["snapshot", "latest", "earliest"]
+
+
+def read_sorted(feed: ChangeFeed, start: Any, end: Any) -> list[int]:
+    return sorted(read_ids(feed, start, end))
+
+
+def first_batch(table: mw.Table, start: str, limit: ReadLimit = ALL, **options: str) -> tuple[list[int], Any]:
+    """The rows and the end of the first micro-batch of a query. One row is written after the query began."""
+    feed = feed_of(table, start, **options)
+    begin = feed.initialOffset()
+    put_ids(table, 100)
+    end = feed.latestOffset(begin, limit)
+    return read_sorted(feed, begin, end), end
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_restarted_query_reads_its_first_batch_again(uri: str, start: str) -> None:
+    table = keyed(uri, 2, **FAST)
+    put_ids(table, 1, 2)
+    rows, end = first_batch(table, start)
+    assert rows == {"snapshot": [1, 2], "latest": [100], "earliest": [1, 2, 100]}[start]
+    put_ids(table, 3, 4)
+    again = feed_of(table, start)
+    assert read_sorted(again, again.initialOffset(), end) == rows
+    following = again.latestOffset(end, ALL)
+    assert read_sorted(again, end, following) == ([3, 4, 100] if start == "snapshot" else [3, 4])
+    assert again.latestOffset(following, ALL) == following
+    put_ids(table, 5)
+    assert read_sorted(again, following, again.latestOffset(following, ALL)) == [5]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_first_batch_within_limits_is_read_again(uri: str, start: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 1)
+    put_ids(table, 2)
+    rows, end = first_batch(table, start, ReadMaxFiles(1), maxEntriesPerTrigger="1")
+    put_ids(table, 3)
+    again = feed_of(table, start)
+    assert read_sorted(again, again.initialOffset(), end) == rows
+    everything = rows + read_sorted(again, end, again.latestOffset(end, ALL))
+    assert sorted(everything) == ([3, 100] if start == "latest" else [1, 2, 3, 100])
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_first_batch_without_rows_stays_empty(uri: str, start: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    feed = feed_of(table, start)
+    begin = feed.initialOffset()
+    end = feed.latestOffset(begin, ALL)
+    assert read_sorted(feed, begin, end) == []
+    put_ids(table, 1)
+    again = feed_of(table, start)
+    assert read_sorted(again, again.initialOffset(), end) == []
+    assert read_sorted(again, end, again.latestOffset(end, ALL)) == [1]
+
+
+def test_first_batch_whose_entries_were_collected_is_refused(uri: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 1)
+    _, end = first_batch(table, "earliest")
+    put_ids(table, 2)
+    table.compact()
+    table.gc(grace_seconds=0)
+    again = feed_of(table, "earliest")
+    with pytest.raises(CollectedError, match="start a new query with a new checkpoint"):
+        read_sorted(again, again.initialOffset(), end)
+    lenient = feed_of(table, "earliest", failOnDataLoss="false")
+    assert 1 not in read_sorted(lenient, lenient.initialOffset(), end)
+
+
+def test_first_batch_whose_snapshot_was_collected_is_refused(uri: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 1)
+    _, end = first_batch(table, "snapshot")
+    for n in (2, 3):
+        put_ids(table, n)
+        table.compact()
+    table.gc(grace_seconds=0)
+    again = feed_of(table, "snapshot")
+    with pytest.raises(CollectedError, match="start a new query with a new checkpoint"):
+        read_sorted(again, again.initialOffset(), end)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_first_batch_of_a_recreated_table_is_refused(uri: str, start: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 1)
+    _, end = first_batch(table, start)
+    table.drop()
+    other = keyed(uri, 1, **FAST)
+    put_ids(other, 2)
+    again = feed_of(other, start)
+    with pytest.raises(TableReplacedError):
+        read_sorted(again, again.initialOffset(), end)
+
+
+def test_first_batch_of_a_moved_consumer_is_read_again(uri: str) -> None:
+    table = keyed(uri, 1, **FAST)
+    put_ids(table, 1)
+    rows, end = first_batch(table, "earliest", consumer="copy")
+    reader = table.consumer("copy", until="now")
+    list(reader)
+    reader.commit()
+    again = feed_of(table, "earliest", consumer="copy")
+    assert read_sorted(again, again.initialOffset(), end) == rows == [1, 100]
+
+
+@pytest.mark.parametrize("start", ["snapshot", "earliest"])
+def test_replayed_first_batch_writes_no_row_twice(spark: Any, tmp_path: Path, start: str) -> None:
+    """The sink has committed the batch and the checkpoint has not: the restarted query must go on."""
+    table, copy = keyed(f"{tmp_path}/from", 2), keyed(f"{tmp_path}/to", 2)
+    replay_first_batch(spark, table, copy, tmp_path / "c", start)
+    assert ids_of(copy) == list(range(30))
+    assert sum(change.num_rows for change in copy.changes(start="earliest", until="now")) == 40

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from asked import Asked
 
-from tests.kit.spark_sql import EXPECTED_SQL
+from tests.kit.spark import EXPECTED_SQL
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from asked import Asked
 
-from tests.kit.spark_sql import EXPECTED_SQL
+from tests.kit.spark import EXPECTED_SQL
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,15 @@ def test_a_stream_over_connect_is_exactly_once(remote: Asked, tmp_path: Path) ->
     assert remote.ask("stream", str(tmp_path)) == [0, 0]
 
 
-def test_two_calls_of_write_batch_in_one_foreach_batch_both_count_over_connect(remote: Asked, tmp_path: Path) -> None:
-    assert remote.ask("foreach_batch", str(tmp_path)) == [True, 2]
+def test_calls_of_write_batch_in_foreach_batch_need_an_app_id_over_connect(remote: Asked, tmp_path: Path) -> None:
+    all_rows, transactions, refused = remote.ask("foreach_batch", str(tmp_path))
+    assert (all_rows, transactions) == (True, 2)
+    assert "over Spark Connect: a name for this writer" in refused
+
+
+@pytest.mark.parametrize("start", ["snapshot", "earliest"])
+def test_replayed_first_batch_of_a_feed_over_connect(remote: Asked, tmp_path: Path, start: str) -> None:
+    assert remote.ask("first_batch", str(tmp_path), start) == [30, 40]
 
 
 def test_every_statement_works_over_connect(remote: Asked, tmp_path: Path) -> None:

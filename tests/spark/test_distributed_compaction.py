@@ -1,8 +1,7 @@
 """Distributed compaction is single-process compaction, row for row, whatever else happens to the table meanwhile."""
 
-from __future__ import annotations
-
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import lance
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,15 +18,14 @@ from lance_memwal import crash_points
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import COUNTER_SHARD, recorded
-from lance_memwal.lance.superseded import replaced_rows
-from lance_memwal.rows.key_places import places
+from lance_memwal.log.shards import newest_manifests
+from lance_memwal.process.cache import CACHE
 from lance_memwal.spark.distributed import is_big
-from lance_memwal.spark.staged_keys import StagedKeys, stage_keys
+from lance_memwal.spark.stages import Job, Look, Superseded, delete_superseded
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
-from tests.kit.spark_compaction import KEYS, KINDS, Story, Tasks, as_rows, compact_by_tasks, schema_of, staged
-from tests.kit.tables import Interceptor
+from tests.kit.spark import KEYS, KINDS, Story, Tasks, as_rows, compact_by_tasks, schema_of, staged
 
 
 @pytest.fixture(autouse=True)
@@ -41,44 +38,27 @@ def marks(uri: str) -> dict[str, int]:
     return recorded(BaseTable.need(resolve(uri)))
 
 
-def test_a_task_is_told_its_fragment_and_holds_the_staged_keys_of_its_range(tmp_path: Path) -> None:
+def test_stage_b_deletes_the_rows_whose_keys_sidecars_list_and_reads_these_once(tmp_path: Path) -> None:
     story = Story(tmp_path / "t", "number")
     story.base(range(64), rows_per_file=16)
+    with story.table.writer(compaction=None) as writer:
+        for numbers in ([3, 17], [40, 41, 200]):
+            story.put(writer, numbers)
+            writer.flush()
+        story.delete(writer, [62])
+    CACHE.clear()
     location = resolve(story.uri)
-    parts = stage_keys(location, "0b" * 16, [pa.array([40, 3, 41, 17, 200]), pa.array([3, 62])], most=2)
-    assert [(part.count, part.last - part.first) for part in parts] == [(2, 14), (2, 1), (2, 138)]
-    seen: list[int] = []
-    watched = resolve(
-        story.uri, wrap=lambda store: Interceptor(store, lambda kind, _: seen.append(kind == "get_range"))
-    )
-    keys = StagedKeys(watched, parts)
-    found = {
-        number: keys.of_rows(rows, ["id"])
-        for number, rows in enumerate(lance.dataset(story.uri).to_batches(columns=["id"]))
-    }
-    assert {number: np.flatnonzero(hit).tolist() for number, hit in found.items()} == {
-        0: [3],
-        1: [1],
-        2: [8, 9],
-        3: [14],
-    }
-    assert sum(seen) == 3  # each part once: two files share the first, and no file needs more than one
-    assert replaced_rows(BaseTable.need(location), keys, [1])[1].tolist() == [1]
-    assert stage_keys(location, "0b" * 16, [pa.array([62, 200, 41, 40, 17, 3])], most=2) == parts  # of another attempt
-    location.store.delete(parts[0].path)
+    members = [(manifest.shard_id, sstable) for manifest in newest_manifests(location) for sstable in manifest.sstables]
+    job, look = Job(story.uri, 1 << 20, False), Look(BaseTable.need(location).version, tuple(members))
 
+    def deleted(fragment: int) -> int:
+        answer = Superseded.decode(delete_superseded(job, look, str(fragment)))
+        return answer.deletion.num_deleted_rows if answer.deletion else 0
 
-def test_places_of_keys_never_fall_while_keys_rise() -> None:
-    texts = sorted(["", "a", "aa", "aaaaaaaa", "aaaaaaaab", "ab", "b", "\u00e9", "zzzzzzzzz"], key=str.encode)
-    for keys in (
-        pa.array([-(2**63), -1, 0, 7, 2**63 - 1]),
-        pa.array([0, 2**63, 2**64 - 1], pa.uint64()),
-        pa.array(texts),
-    ):
-        where = places(keys)
-        assert (where[1:] >= where[:-1]).all()
-        assert places(keys.slice(1)).tolist() == where[1:].tolist()
-    assert len(set(places(pa.array(texts)).tolist())) == len(texts) - 1  # the ninth byte does not count
+    assert deleted(0) == 1
+    for sidecar in Path(story.uri).rglob("_pk_index"):
+        shutil.rmtree(sidecar)
+    assert [deleted(fragment) for fragment in (1, 2, 3)] == [1, 2, 1]
 
 
 # ---------------------------------------------------------------------------------------------------- the same result
@@ -254,9 +234,7 @@ def test_after_a_crash_one_process_may_finish(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by_tasks", [False, True])
 @pytest.mark.parametrize("first_does", [1, 3])
 @pytest.mark.parametrize("point", ["compact.chosen", "compact.after_fragments", "compact.before_manifest"])
-def test_a_compaction_that_was_overtaken_starts_over(
-    tmp_path: Path, kind: str, by_tasks: bool, first_does: int, point: str
-) -> None:
+def test_overtaken_compaction_restarts(tmp_path: Path, kind: str, by_tasks: bool, first_does: int, point: str) -> None:
     story = Story(tmp_path / "t", kind)
     story.base()
     story.generations(3)
@@ -370,16 +348,18 @@ def test_generations_that_were_collected_meanwhile_are_not_missed(tmp_path: Path
     story.check()
 
 
-def test_staged_keys_that_were_collected_meanwhile_are_staged_again(tmp_path: Path) -> None:
+def test_generations_that_were_collected_after_stage_a_make_the_run_start_over(tmp_path: Path) -> None:
     story = Story(tmp_path / "t", "number")
     story.base()
     story.generations(1)
 
-    def collect() -> None:
-        for path in Path(story.uri, "memwal_stage").rglob("*.arrow"):
-            path.unlink()
+    def overtake() -> None:
+        other = mw.open_table(story.uri)
+        other.compact()
+        assert other.gc(grace_seconds=0).count("sstable") > 0
+        CACHE.clear()
 
-    run_once_at("compact.after_fragments", collect)
+    run_once_at("compact.after_fragments", overtake)
     assert compact_by_tasks(story.uri).conflicts == 1
     story.check()
 

@@ -1,7 +1,5 @@
 """The JVM face: what the planner pushes down, what it is told, which side is in use, and what happens without it."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path
@@ -15,9 +13,9 @@ from killing import Driver
 import lance_memwal as mw
 import lance_memwal.spark as ms
 from lance_memwal.errors import UnavailableError
-from lance_memwal.spark.face import build
+from lance_memwal.spark.face import load
 from lance_memwal.spark.face.load import load_face
-from tests.kit.spark_tables import append_only, keyed
+from tests.kit.spark import append_only, keyed
 
 pytestmark = pytest.mark.face
 
@@ -76,7 +74,7 @@ def test_the_face_is_in_use_and_says_so(spark: Any, many: str, capsys: pytest.Ca
     assert "(Python)" in explained(spark.read.format("memwal_py").load(many), capsys)
 
 
-def test_only_the_columns_of_a_query_are_read_and_exact_filters_go_to_lance(
+def test_query_columns_are_read_and_exact_filters_pushed(
     spark: Any, many: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = spark.read.format("memwal").load(many).where("n > 2 and f > 1").select("value")
@@ -109,9 +107,7 @@ def test_a_frame_used_with_two_filters_and_joined_with_itself_is_right(spark: An
     assert one.select("id").union(other.select("id")).count() == frame.where("n = 1").count() + 9
 
 
-def test_counts_come_from_the_snapshot_where_it_knows_them(
-    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_counts_come_from_the_snapshot(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = append_only(str(tmp_path / "plain"), 2)
     spark.range(40).selectExpr("id", "'x' as value").write.format("memwal").mode("append").save(table.uri)
     frame = spark.read.format("memwal").load(table.uri)
@@ -132,7 +128,7 @@ def test_a_limit_reads_no_more_rows_than_it_needs(spark: Any, many: str, capsys:
     assert len(frame.where("f > 1").limit(3).collect()) == 3  # which Spark filters: nothing is pushed
 
 
-def test_small_tables_are_broadcast_and_large_ones_are_not(
+def test_only_small_tables_are_broadcast(
     spark: Any, many: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     large = append_only(str(tmp_path / "large"), 1)
@@ -177,19 +173,19 @@ def test_a_jar_is_made_once_and_is_the_users_alone(tmp_path: Path, monkeypatch: 
         (directory / "io").mkdir()
         (directory / "io" / "X.class").write_bytes(b"class")
 
-    assert build.cached_jar("4.3.0") is None
-    made = build.jar_for("4.3.0", compile_to)
-    assert build.jar_for("4.3.0", compile_to) == build.cached_jar("4.3.0") == made
-    assert build.jar_for("4.3.1", compile_to) != made
-    assert calls == [len(build.sources())] * 2
+    assert load.cached_jar("4.3.0") is None
+    made = load.jar_for("4.3.0", compile_to)
+    assert load.jar_for("4.3.0", compile_to) == load.cached_jar("4.3.0") == made
+    assert load.jar_for("4.3.1", compile_to) != made
+    assert calls == [len(load.sources())] * 2
     assert [path.name.startswith("memwal-face-") for path in made.parent.iterdir()] == [True, True]
     assert made.parent.stat().st_mode & 0o777 == 0o700
     os.chmod(made.parent, 0o777)
     with pytest.raises(UnavailableError, match="others may write"):
-        build.jar_for("4.3.0", compile_to)
+        load.jar_for("4.3.0", compile_to)
 
 
-def test_a_version_that_was_not_tried_gets_the_python_source_and_one_warning(
+def test_untried_version_gets_the_python_source_and_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings: dict[str, str] = {}

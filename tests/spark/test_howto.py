@@ -3,8 +3,6 @@
 There is no Kafka here: its source is replaced by one of files with the same columns.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

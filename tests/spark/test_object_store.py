@@ -8,7 +8,7 @@ import lance
 
 import lance_memwal as mw
 import lance_memwal.spark as ms
-from tests.kit.spark_tables import KEYED
+from tests.kit.spark import KEYED
 
 
 def test_sink_jobs_and_source_work_on_s3(spark: Any, s3_table: tuple[str, dict[str, str]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lance_memwal.errors import InvalidInputError
@@ -104,6 +104,8 @@ TREES = st.recursive(
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(TREES, min_size=1, max_size=2))
+@example([["not", ["and", ["in", "flag", True], ["not", ["in", "flag", True]]]]])
+@example([["not", ["and", ["in", "tiny", -1, 0], ["in", "tiny", 127, -128]]]])
 def test_a_filter_selects_the_rows_for_which_the_trees_are_true(trees: list[Any]) -> None:
     text = filter_text(trees, SCHEMA)
     assert text is not None

@@ -1,7 +1,5 @@
 """Credentials that are given to Spark are in none of its plans, pages, logs, statements and errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess
@@ -15,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lance_memwal.spark.redaction import settings_that_hide
+from lance_memwal.spark.session import settings_that_hide
 from tests.kit.canaries import CANARY, CREDENTIALS, refuse_canaries
-from tests.kit.spark_tables import keyed
+from tests.kit.spark import keyed
 
 OPTIONS = {f"storage.{name}": value for name, value in CREDENTIALS.items()}
 HIDDEN = "*********(redacted)"

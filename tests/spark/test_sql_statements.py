@@ -1,15 +1,16 @@
 """SQL on a catalog of memwal tables: a test per statement."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.functions import expr
 from pyspark.sql.functions import udf as spark_function
+from pyspark.sql.types import StructType
 
 import lance_memwal as mw
-from tests.kit.spark_tables import entries_with_rows
+import lance_memwal.spark as ms
+from tests.kit.spark import entries_with_rows
 
 pytestmark = pytest.mark.face
 CATALOG = "io.memwal.spark.MemWalCatalog"
@@ -17,7 +18,6 @@ CATALOG = "io.memwal.spark.MemWalCatalog"
 
 @pytest.fixture(scope="module")
 def lake(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A warehouse, as the catalog `lake`."""
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
     spark.conf.set("spark.sql.catalog.lake", CATALOG)
     spark.conf.set("spark.sql.catalog.lake.warehouse", warehouse)
@@ -26,7 +26,6 @@ def lake(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def sql(spark: Any, lake: str) -> Any:
-    """Runs a statement; its rows as tuples."""
     return lambda text: [tuple(row) for row in spark.sql(text).collect()]
 
 
@@ -86,21 +85,153 @@ def test_a_primary_key_and_buckets_may_be_given_in_sql(sql: Any, lake: str) -> N
         ("id BIGINT", "TBLPROPERTIES ('sharding' = 'hash(id)')", "none of unsharded"),
         ("id BIGINT", "PARTITIONED BY (years(id))", "spread by one column"),
         ("id BIGINT, m INTERVAL YEAR", "", "cannot hold"),
+        ("id BIGINT", "USING parquet", "memwal tables, not parquet"),
+        ("", "USING parquet AS SELECT 1 AS id", "memwal tables, not parquet"),
+        ("", "USING json AS SELECT 1 AS id", "memwal tables, not json"),
+        ("id BIGINT DEFAULT 5", "", "does not support column default value"),
+        ("id BIGINT, g BIGINT GENERATED ALWAYS AS (id + 1)", "", "does not support generated columns"),
+        ("id BIGINT GENERATED ALWAYS AS IDENTITY", "", "does not support identity column"),
+        ("id BIGINT, CHECK (id > 0)", "", "no other constraints"),
+        ("id BIGINT UNIQUE", "", "no other constraints"),
+        ("id BIGINT, s STRING COLLATE UTF8_LCASE", "", "column 's'.*collation"),
+        ("id BIGINT, s ARRAY<STRING COLLATE UTF8_LCASE>", "", "column 's'.*collation"),
+        ("id BIGINT, s STRUCT<x: STRING COLLATE UTF8_LCASE>", "", "column 's'.*collation"),
+        ("id BIGINT, s STRING", "DEFAULT COLLATION UTF8_LCASE", "DEFAULT COLLATION"),
+        ("", "AS SELECT 'x' COLLATE UTF8_LCASE AS s", "column 's'.*collation"),
+        ("id BIGINT", "LOCATION '/tmp/elsewhere'", "LOCATION"),
+        ("id BIGINT", "OPTIONS (inlineBytes '1')", "inlineBytes.*not known"),
+        ("id BIGINT", "CLUSTER BY (id)", "spread by one column"),
+        ("id BIGINT", "CLUSTERED BY (id) SORTED BY (id) INTO 4 BUCKETS", "spread by one column"),
+        ("id BIGINT", "STORED AS PARQUET", "stored-as.*not known"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_in_words(sql: Any, columns: str, more: str, message: str) -> None:
     with pytest.raises(Exception, match=message) as raised:
-        sql(f"CREATE TABLE lake.refused ({columns}) {more}")
+        sql(f"CREATE TABLE lake.refused {columns and f'({columns})'} {more}")
     assert "Traceback" not in str(raised.value)
     assert "refused" not in [name for _, name, _ in sql("SHOW TABLES IN lake")]
+
+
+def test_more_clauses_that_a_warehouse_cannot_keep_are_refused(spark: Any, sql: Any) -> None:
+    with pytest.raises(Exception, match="cannot keep EXTERNAL"):
+        sql("CREATE EXTERNAL TABLE lake.refused (id BIGINT)")
+    with pytest.raises(Exception, match="cannot keep LOCATION"):
+        spark.range(1).write.format("memwal").option("path", "/tmp/elsewhere").saveAsTable("lake.refused")
+    with pytest.raises(Exception, match="memwal tables, not json"):
+        spark.range(1).write.format("json").saveAsTable("lake.refused")
+    for clause, name in (
+        ("COMMENT 'x'", "comment"),
+        ("LOCATION '/tmp/x'", "location"),
+        ("WITH DBPROPERTIES (a = 'b')", "a"),
+    ):
+        with pytest.raises(Exception, match=f"a namespace .* has no {name}"):
+            sql(f"CREATE NAMESPACE lake.refused {clause}")
+    assert ("refused",) not in sql("SHOW NAMESPACES IN lake")
+    assert not spark.catalog.tableExists("lake.refused")
+
+
+def test_comments_are_kept(spark: Any, sql: Any, lake: str) -> None:
+    columns = "id INT NOT NULL PRIMARY KEY COMMENT 'the key', s STRUCT<x: INT COMMENT 'inside'> COMMENT 'a struct'"
+    sql(f"CREATE TABLE lake.told ({columns}) COMMENT 'about orders'")
+    sql("ALTER TABLE lake.told ADD COLUMN n INT COMMENT 'it''s new'")
+    sql("INSERT INTO lake.told VALUES (1, named_struct('x', 2), 3)")
+    table = opened(lake, "told")
+    table.flush(force=True)
+    table.compact()
+    sql("INSERT INTO lake.told VALUES (2, NULL, 4)")
+    sql("ALTER TABLE lake.told RENAME COLUMN n TO m")
+    described = {row[0]: row[1:] for row in sql("DESCRIBE TABLE EXTENDED lake.told")}
+    assert described["Comment"][0] == "about orders"
+    assert [described[name][1] for name in ("id", "s", "m")] == ["the key", "a struct", "it's new"]
+    assert "'inside'" in sql("SHOW CREATE TABLE lake.told")[0][0]
+    sql("CREATE TABLE lake.told_too AS SELECT * FROM lake.told")
+    assert spark.table("lake.told_too").schema["id"].metadata == {"comment": "the key"}
+    assert rows(sql, "lake.told_too") == rows(sql, "lake.told") == [(1, (2,), 3), (2, None, 4)]
+    assert table.verify().ok
+    assert table.dataset.schema.field("s").metadata == {b"comment": b"a struct"}
 
 
 def test_create_table_as_select(sql: Any, orders: str, lake: str) -> None:
     sql(f"CREATE TABLE lake.chosen TBLPROPERTIES ('primary_key' = 'id') AS SELECT id, item FROM {orders} WHERE n > 1")
     assert rows(sql, "lake.chosen") == [(2, "tea"), (3, "salt")]
-    sql(f"CREATE OR REPLACE TABLE lake.chosen AS SELECT item FROM {orders} WHERE n = 1")
-    assert rows(sql, "lake.chosen") == [("ice",)]
-    assert opened(lake, "chosen").primary_key == []
+
+
+KEYED = "TBLPROPERTIES ('primary_key' = 'id')"
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        "CREATE OR REPLACE TABLE {t} TBLPROPERTIES ('sharding' = 'bucket(id, 2)', 'primary_key' = 'id') AS {query}",
+        "REPLACE TABLE {t} AS {query}",
+        "saveAsTable",
+        "createOrReplace",
+        "INSERT OVERWRITE {t} {query}",
+        "by path",
+    ],
+)
+def test_replacing_statement_leaves_new_rows_or_old(spark: Any, sql: Any, orders: str, lake: str, replace: str) -> None:
+    def run(query: str) -> None:
+        frame = spark.sql(query) if " " not in replace or replace == "by path" else None
+        if replace == "saveAsTable":
+            frame.write.mode("overwrite").option("primaryKey", "id").saveAsTable(orders)
+        elif replace == "createOrReplace":
+            frame.writeTo(orders).option("sharding", "bucket(id,2)").createOrReplace()
+        elif replace == "by path":
+            frame.write.format("memwal").mode("overwrite").save(opened(lake, orders).uri)
+        else:
+            sql(replace.format(t=orders, query=query))
+
+    before = rows(sql, orders)
+    for wrong, message in (
+        (f"SELECT id, item, cast(1 / (id - id) AS INT) AS n FROM {orders}", "DIVIDE_BY_ZERO"),
+        (f"SELECT 1L AS id, item, n FROM {orders}", "repeat the key"),
+    ):
+        with pytest.raises(Exception, match=message):
+            run(wrong)
+        assert rows(sql, orders) == before
+    spark.table(orders).createOrReplaceTempView("orders_view")
+    run("SELECT id, upper(item) AS item, n + 1 AS n FROM orders_view WHERE id > 1")
+    assert rows(sql, orders) == [(2, "TEA", 3), (3, "SALT", 4)]
+    assert opened(lake, orders).primary_key == ["id"]
+
+
+def test_a_definition_is_never_replaced_and_nothing_is_dropped(sql: Any, orders: str, lake: str) -> None:
+    before = rows(sql, orders)
+    for statement, message in (
+        (
+            f"REPLACE TABLE {orders} AS SELECT item FROM {orders}",
+            "columns is id bigint, item string, n int, not item string",
+        ),
+        (
+            f"REPLACE TABLE {orders} TBLPROPERTIES (primary_key = 'n') AS SELECT * FROM {orders}",
+            "primary key is id, not n",
+        ),
+        (
+            f"REPLACE TABLE {orders} TBLPROPERTIES (sharding = 'unsharded') AS SELECT * FROM {orders}",
+            "sharding is bucket",
+        ),
+        (f"REPLACE TABLE {orders} TBLPROPERTIES (merge = 'first-row') AS SELECT * FROM {orders}", "merge is None"),
+        (f"CREATE OR REPLACE TABLE {orders} (id BIGINT)", "columns is .*DROP TABLE first"),
+        (
+            f"CREATE OR REPLACE TABLE {orders} (id BIGINT, item STRING COMMENT 'x', n INT)",
+            "the comment of item is None",
+        ),
+    ):
+        with pytest.raises(Exception, match=message):
+            sql(statement)
+        assert rows(sql, orders) == before
+    sql("CREATE TABLE lake.heap AS SELECT id FROM range(3)")
+    with pytest.raises(Exception, match="without a primary key is not overwritten"):
+        sql("CREATE OR REPLACE TABLE lake.heap AS SELECT id FROM lake.heap")
+    assert sql("SELECT count(*) FROM lake.heap") == [(3,)]
+    sql(f"CREATE OR REPLACE TABLE {orders} (id BIGINT, item STRING, n INT)")
+    assert rows(sql, orders) == []
+    sql(f"CREATE OR REPLACE TABLE lake.fresh {KEYED} AS SELECT 1L AS id")
+    assert rows(sql, "lake.fresh") == [(1,)]
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
+        sql("CREATE TABLE lake.failed AS SELECT 1 / (id - id) AS x FROM range(3)")
+    assert "failed" not in [name for _, name, _ in sql("SHOW TABLES IN lake")]
 
 
 def test_save_as_table_and_write_to(spark: Any, sql: Any, orders: str) -> None:
@@ -115,6 +246,26 @@ def test_save_as_table_and_write_to(spark: Any, sql: Any, orders: str) -> None:
     with pytest.raises(Exception, match="unknown option 'primary_key'"):  # it would make a table without a key
         frame.write.option("primary_key", "id").saveAsTable("lake.saved_2")
     assert not spark.catalog.tableExists("lake.saved_2")
+
+
+def test_options_of_save_as_table_define_the_table(spark: Any, sql: Any, lake: str) -> None:
+    frame = spark.sql("SELECT 1L AS id, 'eu' AS region, 1 AS at")
+    defined = {"primaryKey": "region, id", "sharding": "bucket(id,2)", "merge": "last-write:at"}
+    frame.write.format("memwal").options(**defined).saveAsTable("lake.defined")
+    table = opened(lake, "defined")
+    assert (table.primary_key, str(table.sharding)) == (["region", "id"], "bucket(id,2)")
+    assert table.merge == mw.LastWrite("at")
+    frame.write.format("memwal").mode("append").options(**defined).saveAsTable("lake.defined")
+    for other in ({"primaryKey": "id"}, {"primaryKey": "id,region"}, {"sharding": "bucket(id,4)"}, {"merge": "none"}):
+        for write in (
+            frame.write.mode("append").options(**other).saveAsTable,
+            frame.writeTo("lake.defined").options(**other).append,
+        ):
+            with pytest.raises(Exception, match="and the table has"):
+                write(*(["lake.defined"] if "save" in write.__name__ else []))
+        with pytest.raises(Exception, match="and the table has"):
+            frame.write.format("memwal_py").mode("append").options(**other).save(table.uri)
+    assert sql("SELECT count(*) FROM lake.defined") == [(1,)]
 
 
 def test_show_describe_and_properties(sql: Any, orders: str, lake: str) -> None:
@@ -218,12 +369,56 @@ def test_update(sql: Any, orders: str) -> None:
     assert rows(sql, orders) == [(1, "ICE", 10), (2, "TEA", 20), (3, "salt", 3)]
 
 
-def test_an_update_of_keys_moves_rows(sql: Any, orders: str) -> None:
-    sql(f"UPDATE {orders} SET id = id + 1")  # every key but the first is taken by another row
-    assert rows(sql, orders) == [(2, "ice", 1), (3, "tea", 2), (4, "salt", 3)]
-    with pytest.raises(Exception, match="repeat the key"):
-        sql(f"UPDATE {orders} SET id = 9")
-    assert [row[0] for row in rows(sql, orders)] == [2, 3, 4]
+def test_an_update_refuses_to_change_a_key(sql: Any, orders: str) -> None:
+    before = rows(sql, orders)
+    for change in ("id = 2 WHERE id = 1", "id = id + 1", "item = 'x', id = id + n - 1", "id = 9 WHERE n = 3"):
+        with pytest.raises(Exception, match=r"primary key \(id\) .*another value.*nothing was written"):
+            sql(f"UPDATE {orders} SET {change}")
+        assert rows(sql, orders) == before
+    sql(f"UPDATE {orders} SET id = id, n = n + 1 WHERE id = 1")
+    sql(f"UPDATE {orders} SET id = 2 WHERE item = 'tea'")
+    assert rows(sql, orders) == [(1, "ice", 2), *before[1:]]
+
+
+KEYS = {
+    "INT": ("1", "2"),
+    "STRING": ("'a'", "'b'"),
+    "BINARY": ("X'00'", "X'01'"),
+    "DECIMAL(10, 2)": ("1.10", "1.20"),
+    "DATE": ("DATE'2024-01-01'", "DATE'2024-01-02'"),
+    "TIMESTAMP": ("TIMESTAMP'2024-01-01 00:00:00'", "TIMESTAMP'2024-01-01 00:00:01'"),
+    "BOOLEAN": ("false", "true"),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_any_type_stay_as_they_are(sql: Any, kind: str) -> None:
+    one, other = KEYS[kind]
+    table = "lake." + "".join(filter(str.isalnum, f"keyed_{kind}"))
+    sql(f"CREATE TABLE {table} (a INT NOT NULL, k {kind} NOT NULL, n INT, PRIMARY KEY (a, k))")
+    sql(f"INSERT INTO {table} VALUES (1, {one}, 1), (1, {other}, 2)")
+    before = rows(sql, table)
+    source = f"(SELECT 1 AS a, {one} AS k) s ON t.a = s.a AND t.k = s.k"
+    for statement in (
+        f"UPDATE {table} SET k = {other} WHERE n = 1",
+        f"UPDATE {table} SET a = 2 WHERE n = 1",
+        f"MERGE INTO {table} t USING {source} WHEN MATCHED THEN UPDATE SET k = {other}",
+    ):
+        with pytest.raises(Exception, match=r"primary key \(a, k\) .*another value"):
+            sql(statement)
+        assert rows(sql, table) == before
+    sql(f"UPDATE {table} SET a = 1, k = {one}, n = 5 WHERE n = 1")
+    sql(f"MERGE INTO {table} t USING {source} WHEN MATCHED THEN UPDATE SET k = s.k, n = t.n + 1")
+    assert sorted(row[0] for row in sql(f"SELECT n FROM {table}")) == [2, 6]
+
+
+def test_a_row_that_changes_its_shard_is_there_once(sql: Any, lake: str) -> None:
+    columns = ms.arrow_schema_for(StructType.fromDDL("id INT NOT NULL, region STRING NOT NULL, n INT"))
+    path, sharding = f"{lake}/moving.lance", mw.Identity("region")
+    mw.create_table(path, columns, primary_key="id", sharding=sharding, allow_keys_across_shards=True)
+    sql("INSERT INTO lake.moving VALUES (1, 'eu', 1), (2, 'us', 2)")
+    sql("UPDATE lake.moving SET region = 'us', n = 10 WHERE id = 1")
+    assert rows(sql, "lake.moving") == [(1, "us", 10), (2, "us", 2)]
 
 
 def test_merge_into(sql: Any, orders: str) -> None:
@@ -239,6 +434,50 @@ def test_merge_into(sql: Any, orders: str) -> None:
             f"MERGE INTO {orders} t USING (SELECT * FROM VALUES (2), (2) v(id)) s ON t.id = s.id "
             "WHEN MATCHED THEN UPDATE SET n = 0"
         )
+
+
+@pytest.mark.parametrize("on_conflict", ["error", "overwrite"])
+def test_merge_changes_no_key_and_inserts_no_existing_one(spark: Any, sql: Any, orders: str, on_conflict: str) -> None:
+    before = rows(sql, orders)
+
+    def merge(source: str, on: str, clauses: str) -> None:
+        sql(f"MERGE INTO {orders} t USING (SELECT * FROM VALUES {source} s(id, item, n)) s ON {on} {clauses}")
+
+    insert = "WHEN NOT MATCHED THEN INSERT *"
+    spark.conf.set("spark.memwal.onConflict", on_conflict)
+    try:
+        for source, on, clauses in (
+            ("(1, 'x', 0)", "t.id = s.id", "WHEN MATCHED THEN UPDATE SET id = 2"),
+            ("(2, 'ice', 0)", "t.item = s.item", "WHEN MATCHED THEN UPDATE SET *"),
+            ("(9, 'tea', 0)", "t.item = s.item", f"WHEN MATCHED THEN UPDATE SET * {insert}"),
+            ("(1, 'x', 0)", "t.id = s.id", "WHEN MATCHED AND t.n > 5 THEN DELETE WHEN NOT MATCHED BY SOURCE THEN "
+             "UPDATE SET id = t.id + 10"),
+        ):  # fmt: skip
+            with pytest.raises(Exception, match=r"primary key \(id\) .*another value"):
+                merge(source, on, clauses)
+            assert rows(sql, orders) == before
+        for source, on, clauses in (
+            ("(2, 'new', 0)", "t.item = s.item", insert),
+            ("(2, 'ice', 0), (7, 'new too', 0)", "false", insert),
+            ("(3, 'new', 0), (2, 'tea', 5)", "t.item = s.item", f"WHEN MATCHED THEN UPDATE SET n = s.n {insert}"),
+        ):
+            with pytest.raises(Exception, match=r"inserts.*key.*exist.*'id': [23].*nothing was written"):
+                merge(source, on, clauses)
+            assert rows(sql, orders) == before
+        insert_all = "WHEN NOT MATCHED AND s.n > 5 THEN INSERT (id) VALUES (s.id) WHEN NOT MATCHED THEN INSERT *"
+        for source in ("(3, 'new', 9)", "(3, 'new', 1)"):
+            with pytest.raises(Exception, match=r"inserts.*key.*exist.*'id': 3"):
+                merge(source, "t.item = s.item", insert_all)
+        source_frame = spark.sql("SELECT 1L AS id, 'new' AS item, 0 AS n").alias("s")
+        of_frame = source_frame.mergeInto(orders, expr(f"{orders}.item = s.item")).whenNotMatched().insertAll()
+        with pytest.raises(Exception, match=r"inserts.*key.*exist.*'id': 1"):
+            of_frame.merge()
+        assert rows(sql, orders) == before
+        freed = "(2, 'new', 0), (3, 'tea', 0), (7, 'more', 7)"  # row 2 is deleted, and its key inserted
+        merge(freed, "t.item = s.item AND t.id = 2 AND s.id = 3", f"WHEN MATCHED THEN DELETE {insert}")
+    finally:
+        spark.conf.unset("spark.memwal.onConflict")
+    assert rows(sql, orders) == [(1, "ice", 1), (2, "new", 0), (3, "salt", 3), (7, "more", 7)]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +537,7 @@ def test_many_changed_rows_come_in_chunks(spark: Any, sql: Any, lake: str) -> No
 # ------------------------------------------------------------------------------------------------------------ columns
 
 
-def test_alter_table_adds_renames_and_drops_columns(sql: Any, orders: str) -> None:
+def test_alter_table_adds_renames_and_drops_columns(spark: Any, sql: Any, orders: str) -> None:
     sql(f"ALTER TABLE {orders} ADD COLUMNS (price DOUBLE, tags ARRAY<STRING>)")
     sql(f"ALTER TABLE {orders} RENAME COLUMN n TO amount")
     sql(f"UPDATE {orders} SET price = amount * 1.5, tags = array(item) WHERE id = 2")
@@ -308,10 +547,24 @@ def test_alter_table_adds_renames_and_drops_columns(sql: Any, orders: str) -> No
     for text, message in (
         ("DROP COLUMN id", "part of the key"),
         ("ADD COLUMN first INT FIRST", "the last one"),
+        ("ADD COLUMN more INT DEFAULT 5", "no default value"),
+        ("ADD COLUMN more STRING COLLATE UTF8_LCASE", "cannot keep a collation"),
+        ("ADD COLUMN more ARRAY<STRING COLLATE UTF8_LCASE>", "cannot keep a collation"),
         ("ALTER COLUMN amount TYPE BIGINT", "nothing else"),
+        ("ALTER COLUMN amount COMMENT 'x'", "nothing else"),
+        ("ALTER COLUMN amount SET DEFAULT 3", "nothing else"),
+        ("ALTER COLUMN amount FIRST", "nothing else"),
+        ("ALTER COLUMN id DROP NOT NULL", "nothing else"),
+        ("SET TBLPROPERTIES (x = 'y')", "nothing else"),
+        ("UNSET TBLPROPERTIES (merge)", "nothing else"),
+        ("SET LOCATION '/tmp/elsewhere'", "nothing else"),
+        ("ADD CONSTRAINT c CHECK (id > 0)", "nothing else"),
+        ("CLUSTER BY (amount)", "nothing else"),
+        ("DEFAULT COLLATION UTF8_LCASE", "nothing else"),
     ):
         with pytest.raises(Exception, match=message):
             sql(f"ALTER TABLE {orders} {text}")
+    assert spark.table(orders).columns == ["id", "amount", "price", "tags"]
 
 
 def test_schema_evolution_of_insert_and_merge(sql: Any, orders: str) -> None:
@@ -321,6 +574,18 @@ def test_schema_evolution_of_insert_and_merge(sql: Any, orders: str) -> None:
         "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
     )
     assert rows(sql, orders)[::3] == [(1, "ice", 1, 1.0, "x"), (4, "oil", 4, 2.5, None)]
+
+
+def test_columns_of_the_change_feed_are_not_added(sql: Any, orders: str) -> None:
+    for statement in (
+        f"INSERT WITH SCHEMA EVOLUTION INTO {orders} SELECT 4L AS id, 'oil' AS item, 4 AS n, 7L AS _position",
+        f"MERGE WITH SCHEMA EVOLUTION INTO {orders} t USING (SELECT 1L id, 'ice' item, 1 n, 'x' _shard) s ON t.id = s.id "
+        "WHEN MATCHED THEN UPDATE SET *",
+        f"ALTER TABLE {orders} ADD COLUMN _Commit_Version BIGINT",
+    ):
+        with pytest.raises(Exception, match="belongs to the change feed"):
+            sql(statement)
+    assert rows(sql, orders) == [(1, "ice", 1), (2, "tea", 2), (3, "salt", 3)]
 
 
 # --------------------------------------------------------------------------------------------------------------- time

@@ -1,26 +1,33 @@
-"""What a read loads where: the driver keys, a base task keys, a shard task its own tails and nothing else."""
-
-from __future__ import annotations
+"""What a read of Spark loads where, and what it keeps; tables that are made anew and others that write between."""
 
 import json
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.feed.snapshots import snapshot_of
+import lance_memwal.spark as ms
+from lance_memwal.feed.time_travel import snapshot_of
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.outline import Hiding, outline
 from lance_memwal.read.reader import Reader
 from lance_memwal.rows.key_pack import PackedKeys
 from lance_memwal.spark.data_source import MemWalSource
+from lance_memwal.spark.options import PUSHED
 from lance_memwal.spark.source import TableReader
 from lance_memwal.store.location import resolve
 from lance_memwal.upkeep.pins import is_pinned
+from tests.harness.profile import scaled
+from tests.kit.spark import finish, ids_of, keyed
+from tests.kit.turns import Play
 
 SHARDS, ROWS, WIDE = 4, 2000, "x" * 400
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("n", pa.int32())])
@@ -177,7 +184,7 @@ def test_packed_keys_are_the_keys_each_once(given: pa.Array) -> None:
 def counted(uri: str, **options: str) -> int | None:
     """What the planner answers to a `count()` that the JVM face pushed down."""
     pushed = json.dumps({"filters": [], "count": True})
-    schema = MemWalSource({"path": uri, "pushed": pushed, **options}).schema()
+    schema = MemWalSource({"path": uri, PUSHED: pushed, **options}).schema()
     answer: dict[str, Any] = json.loads(schema.fields[0].metadata["memwal"])
     found: int | None = answer["count"]
     return found
@@ -199,3 +206,152 @@ def test_a_count_that_one_task_would_make_is_made_by_the_planner(uri: str) -> No
 def test_the_planner_counts_an_append_only_table_to_the_row(uri: str) -> None:
     wide_table(uri, key=None)
     assert counted(uri, rowsPerPartition="500") == 2 * ROWS
+
+
+# What a worker process holds while it runs a task: 312 MB of logs were 735 MB in each of them.
+
+TASK_MEMORY_SHARDS, PUTS, PUT_ROWS, ROW_BYTES = 8, 78, 4000, 1000
+_MIB = 1 << 20
+_TASK = """
+import json, pickle, sys
+import lance_memwal.spark.source
+
+def peak():  # of this program: what the system counts for a process begins with its parent
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+reader, part = pickle.loads(open(sys.argv[1], "rb").read())
+before, rows = peak(), 0
+for batch in reader.read(part):
+    rows += batch.num_rows
+print(json.dumps({"rows": rows, "grown": peak() - before}))
+"""
+
+
+def in_a_worker(tmp_path: Path, reader: Any, part: Any) -> dict[str, int]:
+    """What a process of its own that runs one task reads, and how far its memory grows."""
+    sent = tmp_path / "task"
+    sent.write_bytes(pickle.dumps((reader, part)))
+    done = subprocess.run([sys.executable, "-c", _TASK, str(sent)], capture_output=True, text=True, check=True)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.prove
+def test_a_worker_holds_keys_of_all_logs_and_rows_of_its_own(tmp_path: Path, uri: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
+    sharding, fast = mw.Bucket("id", TASK_MEMORY_SHARDS), {"fsync": False, "max_memtable_size": 1 << 30}
+    base = {"id": list(range(100_000)), "text": ["base"] * 100_000}
+    table = mw.create_table(
+        uri, pa.table(base, schema=schema), primary_key="id", sharding=sharding, writer_defaults=fast
+    )
+    late, fresh = table.writer(compaction=None), PUTS * PUT_ROWS
+    for start in range(50_000, 50_000 + fresh, PUT_ROWS):
+        late.put({"id": list(range(start, start + PUT_ROWS)), "text": ["x" * ROW_BYTES] * PUT_ROWS})
+    late.abort()
+    logs = fresh * ROW_BYTES
+    assert logs > 300 * 10**6
+    source = MemWalSource({"path": uri})
+    reader: Any = source.reader(source.schema())
+    found = [(part.value, in_a_worker(tmp_path, reader, part)) for part in reader.partitions()]
+    assert sum(seen["rows"] for _, seen in found) == 50_000 + fresh
+    grown = [(len(part.fragments), len(part.shards), seen["grown"] // _MIB) for part, seen in found]
+    print(f"{logs // _MIB} MiB of logs; fragments, shards and MiB of each task: {grown}")
+    for part, seen in found:
+        own = logs * len(part.shards) / TASK_MEMORY_SHARDS
+        assert seen["grown"] < 2.5 * own + 128 * _MIB
+        assert len(part.shards) <= 2  # 64 MiB are reached
+
+
+# Tables that are dropped and made anew at one place, again and again, in one session: each has its own rows and no
+# other's.
+
+ROUNDS = 3
+
+
+@pytest.mark.parametrize("fmt", ["memwal", "memwal_py"])
+def test_every_way_in_and_out_knows_which_table_is_meant(spark: Any, uri: str, tmp_path: Path, fmt: str) -> None:
+    for number in range(ROUNDS):
+        table, first = keyed(uri, 2), number * 1000
+        rows = spark.range(first, first + 10, 1, 2)
+        once = {"txnAppId": "job", "txnVersion": "1", "missing": "null"}
+        rows.write.format(fmt).mode("append").options(**once).save(uri)
+        more = ms.write_batch(spark.range(first + 10, first + 20), uri, 1, app_id="other", missing="null")
+        assert more.rows == 10, "the mark of the table before counts for that one"
+        source = tmp_path / f"in-{number}"
+        spark.range(first + 20, first + 30, 1, 1).write.parquet(str(source))
+        stream = spark.readStream.schema("id long").parquet(str(source)).writeStream.format(fmt)
+        stream = stream.options(missing="null", checkpointLocation=str(tmp_path / f"c-{number}"))
+        finish(lambda: stream.trigger(availableNow=True).start(uri))  # noqa: B023
+        expected = list(range(first, first + 30))
+        assert ids_of(table) == expected
+        read = spark.read.format(fmt).load(uri)
+        assert sorted(row["id"] for row in read.select("id").collect()) == expected
+        assert (read.count(), read.where(f"id = {first + 5}").count()) == (30, 1)
+        if number % 2:
+            table.flush(force=True)
+            table.compact()
+            assert spark.read.format(fmt).load(uri).count() == 30
+        table.drop(force=True)
+        with pytest.raises(Exception, match=r"no table|not found|Not found|does not exist"):
+            spark.read.format(fmt).load(uri).count()
+
+
+def test_a_feed_of_another_table_at_its_place_stops(spark: Any, uri: str, tmp_path: Path) -> None:
+    table = keyed(uri, 1)
+    seen: list[int] = []
+
+    def run() -> None:
+        feed = spark.readStream.format("memwal_changes").load(uri).writeStream
+        each = feed.foreachBatch(lambda frame, _: seen.extend(row["id"] for row in frame.collect()))
+        each = each.option("checkpointLocation", str(tmp_path / "c"))
+        finish(lambda: each.trigger(availableNow=True).start())
+
+    def put(*ids: int) -> None:
+        with mw.open_table(uri).writer() as writer:
+            writer.put({"id": ids}, missing="null")
+
+    put(1, 2)
+    run()
+    put(3)
+    run()
+    assert sorted(seen) == [1, 2, 3]
+    table.drop(force=True)
+    keyed(uri, 1)
+    for number in range(10, 20):
+        put(number)
+    with pytest.raises(Exception, match="was re-created"):
+        run()
+    assert sorted(seen) == [1, 2, 3], "rows of the new table are not the rest of the old one"
+
+
+# Spark takes turns with writers, appenders and pylance at one table, and a dict says what it must hold.
+
+OPTIONS = {"keep": {"missing": "keep"}, "absent": {"ifAbsent": True}, "newer": {"where": "excluded.a > a"}}
+TYPES = {"id": "long", "a": "long", "b": "string", "ts": "long", "_tombstone": "boolean"}
+
+
+def spark_turn(spark: Any, play: Play) -> None:
+    """Write a frame or two in one of the ways; each key once, since only a sequence would say which row is later."""
+    for _ in range(play.draw.randrange(1, 3)):
+        kind = play.draw.choice(["whole", "keep", "absent", "newer"])
+        terms, given, condition = play.terms(kind)
+        rows = list({row["id"]: row for row in given}.values())
+        if not rows:
+            continue
+        play.model.apply(rows, condition)
+        schema = ", ".join(f"{name} {TYPES[name]}" for name in rows[0])
+        frame = spark.createDataFrame([tuple(row.values()) for row in rows], schema)
+        options = OPTIONS.get(kind, {}) if terms.need_a_look else {}
+        if play.draw.random() < 0.5:
+            frame.write.format("memwal").mode("append").options(**options).save(play.uri)
+        else:
+            ms.write_batch(frame, play.uri, 0, app_id=f"turn {len(play.steps)}", **options)
+        play.check(f"spark {kind}")
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(scaled(ci=1, prove=40)))
+def test_spark_takes_turns_with_other_writers(spark: Any, tmp_path: Path, seed: int) -> None:
+    turn = partial(spark_turn, spark)
+    Play(tmp_path / "t", seed, [turn] * 5).run(scaled(ci=4, prove=12))

@@ -4,8 +4,6 @@ Everything goes on where it was when the driver is started again: streams from t
 that say which are done.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -17,8 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 import lance_memwal.spark as ms
-from tests.kit.slow_host import on_slow_host
-from tests.kit.spark_killed import BACKFILL, JOB_ROWS, job_ids, merged_ids
+from tests.kit.spark import BACKFILL, JOB_ROWS, job_ids, merged_ids, on_slow_host
 
 
 def now_and_then_slow(root: str) -> Any:

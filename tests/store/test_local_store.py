@@ -1,9 +1,11 @@
-"""The local store: durable names, no stray files, nothing outside the root, errors that say what to do."""
+"""The local store: durable names, whole objects after a kill, nothing outside the root, errors that say what to do."""
 
 from __future__ import annotations
 
 import errno
 import os
+import random
+import signal
 import stat
 import subprocess
 import sys
@@ -80,33 +82,25 @@ def test_without_sync_nothing_is_flushed(tmp_path: Path) -> None:
     assert disk.flushed == []
 
 
-def test_a_second_put_flushes_only_what_is_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("created_again", [False, True])
+def test_a_second_put_flushes_only_directories_that_are_new(tmp_path: Path, created_again: bool) -> None:
     disk = Disk(tmp_path / "shard/wal/2")
     clock = SkippingClock()
     store = LocalStore(tmp_path, flush=disk, clock=clock)
     store.put_new("shard/wal/1", b"1")
     clock.sleep(10)
     store.put_new("shard/wal/1b", b"1", sync=True)
+    if created_again:  # by another process
+        LocalStore(tmp_path).delete("shard/wal/1")
+        LocalStore(tmp_path).delete("shard/wal/1b")
+        assert not (tmp_path / "shard").exists()
+        LocalStore(tmp_path).put_new("shard/wal/other", b"x")
     disk.flushed.clear()
     store.put_new("shard/wal/2", b"2", sync=True)
-    assert len(disk.flushed) == 2
-    assert disk.paths()[1] == str(tmp_path / "shard/wal")
-
-
-def test_a_directory_that_somebody_else_created_again_is_made_durable_too(tmp_path: Path) -> None:
-    disk = Disk(tmp_path / "shard/wal/2")
-    clock = SkippingClock()
-    store = LocalStore(tmp_path, flush=disk, clock=clock)
-    store.put_new("shard/wal/1", b"1")
-    clock.sleep(10)
-    store.put_new("shard/wal/1b", b"1", sync=True)
-    LocalStore(tmp_path).delete("shard/wal/1")
-    LocalStore(tmp_path).delete("shard/wal/1b")
-    assert not (tmp_path / "shard").exists()
-    LocalStore(tmp_path).put_new("shard/wal/other", b"x")
-    disk.flushed.clear()
-    store.put_new("shard/wal/2", b"2", sync=True)
-    assert {str(tmp_path / "shard/wal"), str(tmp_path / "shard"), str(tmp_path)} <= set(disk.paths())
+    if created_again:
+        assert {str(tmp_path / "shard/wal"), str(tmp_path / "shard"), str(tmp_path)} <= set(disk.paths())
+    else:
+        assert disk.paths()[1:] == [str(tmp_path / "shard/wal")]
 
 
 def test_a_name_that_could_not_be_flushed_is_ambiguous_and_then_recognised(tmp_path: Path) -> None:
@@ -201,9 +195,10 @@ def test_what_killed_processes_left_in_staging_is_cleared_after_a_day(tmp_path: 
     assert os.listdir(staging) == ["young"]
 
 
-def test_the_way_without_anonymous_files_is_found_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lacks", ["anonymous files", "/proc"])
+def test_the_way_without_them_is_found_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     asked = []
-    real_open = os.open
+    real_open, real_link = os.open, os.link
 
     def old_kernel(path: str, flags: int, *args: int) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
@@ -211,24 +206,13 @@ def test_the_way_without_anonymous_files_is_found_out_once(tmp_path: Path, monke
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         return real_open(path, flags, *args)
 
-    monkeypatch.setattr(os, "open", old_kernel)
-    store = LocalStore(tmp_path)
-    os.mkdir(tmp_path / "wal")
-    assert [store.put_new(f"wal/{number}", b"1") for number in range(3)] == [PutResult.CREATED] * 3
-    assert len(asked) == 1
-
-
-def test_the_way_without_proc_is_found_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    real_link = os.link
-
     def no_proc(source: str, target: str, **options: int) -> None:
         if source.startswith("/proc/"):
             asked.append(source)
             raise OSError(errno.ENOENT, "No such file or directory")
         real_link(source, target, **options)
 
-    monkeypatch.setattr(os, "link", no_proc)
+    monkeypatch.setattr(os, *(("link", no_proc) if lacks == "/proc" else ("open", old_kernel)))
     store = LocalStore(tmp_path)
     os.mkdir(tmp_path / "wal")
     assert [store.put_new(f"wal/{number}", b"1") for number in range(3)] == [PutResult.CREATED] * 3
@@ -397,3 +381,56 @@ def test_a_directory_is_made_inside_of_one_that_is_there_only(tmp_path: Path) ->
     assert sorted(store.list_names("a")) == ["b", "first"]
     with pytest.raises(UnavailableError):
         store.make_directory("a/first")
+
+
+# For each line of input a new writer process, so that only one process has to import the package.
+_WRITERS = """
+import os, sys
+from lance_memwal.store.local import LocalStore
+store = LocalStore(sys.argv[1], use_tmpfile=sys.argv[2] == "True")
+def say(word):
+    os.write(1, f"{word}\\n".encode())  # in one piece, also when the writer is killed
+for line in sys.stdin:
+    writer = os.fork()
+    if writer:
+        os.waitpid(writer, 0)
+        say("dead")
+        continue
+    say(os.getpid())
+    number = int(line)
+    while True:
+        store.put_new(f"shard/wal/{number}", bytes([number % 256]) * (300_000 + number % 7))
+        store.put("shard/hint", bytes([number % 256]) * 100_000)
+        say(number)
+        number += 1
+"""
+_KILLS = 25
+
+
+@pytest.mark.parametrize("use_tmpfile", [True, False])
+def test_a_killed_writer_leaves_no_partial_object(tmp_path: Path, use_tmpfile: bool) -> None:
+    draw = random.Random(5)
+    acknowledged: set[int] = set()
+    command = [sys.executable, "-c", _WRITERS, str(tmp_path), str(use_tmpfile)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writers:
+        assert writers.stdin is not None
+        assert writers.stdout is not None
+        for kill in range(_KILLS):
+            print(kill * 10_000, file=writers.stdin, flush=True)
+            writer = int(writers.stdout.readline())
+            acknowledged.add(int(writers.stdout.readline()))
+            time.sleep(draw.random() * 0.01)  # the moment of death is the thing under test
+            os.kill(writer, signal.SIGKILL)
+            while (line := writers.stdout.readline().strip()) != "dead":
+                acknowledged.add(int(line))
+        writers.stdin.close()
+    store = LocalStore(tmp_path)
+    found = {int(name) for name in store.list_names("shard/wal")}
+    assert acknowledged <= found
+    assert len(found) - len(acknowledged) <= _KILLS
+    for number in found:
+        assert store.get(f"shard/wal/{number}") == bytes([number % 256]) * (300_000 + number % 7)
+    hint = store.get("shard/hint")
+    assert hint == hint[:1] * 100_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == [STAGING_NAME, "shard"]
+    assert len(list((tmp_path / STAGING_NAME).iterdir())) <= _KILLS

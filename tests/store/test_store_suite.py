@@ -1,4 +1,4 @@
-"""Every back end does what the port promises: the shipped suite, on each of them."""
+"""Every back end does what the port promises, and Lance works with the options of the service fixtures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import lance
+import pyarrow as pa
 import pytest
 
 from lance_memwal.store import memory
@@ -63,3 +65,19 @@ def test_the_local_suite_ran_with_anonymous_files_where_the_kernel_has_them(tmp_
     store = LocalStore(tmp_path)
     store.put_new("wal/one", b"1")
     assert os.listdir(tmp_path) == ["wal"], "a staging directory shows that the fallback was used"
+
+
+@pytest.mark.parametrize("service", ["s3_table", "azure_table"])
+def test_lance_writes_and_reads_datasets_where_the_location_says(service: str, request: pytest.FixtureRequest) -> None:
+    uri, options = request.getfixturevalue(service)
+    location = resolve(uri, options)
+    for target in (location.dataset_uri, location.child_uri("_mem_wal/generation")):
+        lance.write_dataset(pa.table({"a": [1, 2]}), target, storage_options=dict(location.storage_options or {}))
+        lance.write_dataset(
+            pa.table({"a": [3]}), target, storage_options=dict(location.storage_options or {}), mode="append"
+        )
+        found = lance.dataset(target, storage_options=dict(location.storage_options or {})).to_table()
+        assert found.column("a").to_pylist() == [1, 2, 3]
+    below = location.store.list_names("_mem_wal")
+    assert below == ["generation"]
+    assert "_versions" in location.store.list_names("_mem_wal/generation")

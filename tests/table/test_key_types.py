@@ -1,19 +1,23 @@
-"""Keys that are UUIDs, fixed-size binaries, dates, timestamps or decimals: the same rows in every tier, by every way in."""
+"""Keys of every type: the same rows in every tier and by every way in, with one meaning for every reader and writer."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import logging
 import uuid
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.lance.primary_key import keyed_schema
 from lance_memwal.rows.uuid_text import uuids_as_bytes
 from tests.kit.key_values import OWN_KEYS, other_forms
 
@@ -114,9 +118,7 @@ def test_they_are_found_as_parts_of_one_long_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "values"), OWN_KEYS[::2], ids=IDS[::2])
-def test_filters_on_the_key_find_the_same_rows_with_and_without_indexes(
-    tmp_path: Path, kind: pa.DataType, values: list[Any]
-) -> None:
+def test_key_filters_are_equal_with_and_without_index(tmp_path: Path, kind: pa.DataType, values: list[Any]) -> None:
     table = make(tmp_path / "t", kind)
     with table.shard_writer() as writer:
         writer.put([{"k": value, "v": i} for i, value in enumerate(values[:2])])
@@ -240,3 +242,204 @@ def test_a_table_with_a_key_that_others_know_says_nothing(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         make(tmp_path / "t", pa.string())
     assert not caplog.text
+
+
+BLOB = pa.field("b", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+
+DAY = datetime.date(2026, 3, 4)
+ID = uuid.UUID(int=5)
+# Per key type: the value that is stored, forms of it, and what is not a value of the type.
+CASES: dict[str, tuple[pa.DataType, Any, list[Any], list[Any]]] = {
+    "int16": (
+        pa.int16(), 7,
+        [7.0, Decimal("7.0"), np.int64(7), np.uint8(7), np.float32(7), np.array(7), pa.scalar(7, pa.int8()), pa.scalar(7.0)],
+        [True, np.bool_(True), 7.5, "7", b"7", None, 1 << 15, 1 << 64, float("nan"), Decimal("7.5"), DAY, pa.scalar("7")],
+    ),
+    "bool": (pa.bool_(), True, [np.bool_(True), pa.scalar(True)], [1, 1.0, "true", np.int8(1), None]),
+    "string": (pa.string(), "1", [np.str_("1"), pa.scalar("1", pa.large_string())], [1, 1.0, True, None, Decimal(1)]),
+    "binary": (pa.large_binary(), b"ab", [np.bytes_(b"ab"), pa.scalar(b"ab"), bytearray(b"ab")], [7, None, 1.5]),
+    "uuid": (pa.uuid(), ID, [str(ID), ID.bytes, ID.hex], [7, "no uuid", b"short", None]),
+    "date": (pa.date32(), DAY, [pa.scalar(DAY)], [7.5, "2026-03-04", True, None]),
+    "timestamp": (
+        pa.timestamp("ms"), datetime.datetime(2026, 3, 4, 5),
+        [pa.scalar(datetime.datetime(2026, 3, 4, 5))],
+        [7.5, "2026-03-04", datetime.datetime(2026, 3, 4, 5, 0, 0, 1), None],
+    ),
+    "decimal": (
+        pa.decimal128(9, 2), Decimal("1.50"),
+        [Decimal("1.5"), pa.scalar(Decimal("1.5000"))],
+        [Decimal("1.505"), 1.5, "1.50", True, None],
+    ),
+}  # fmt: skip
+Verb = Callable[[Any], Any]
+
+
+def verbs_of(reader: Any) -> dict[str, Verb]:
+    """What a reader or a writer does with one key: True if it finds the row."""
+    verbs: dict[str, Verb] = {
+        "get": lambda key: reader.get(key) is not None,
+        "lookup": lambda key: reader.lookup([key]).num_rows == 1,
+        "get_blob": lambda key: reader.get_blob(key, "b") is not None,
+    }
+    if isinstance(reader, mw.Table):
+        verbs["get_async"] = lambda key: asyncio.run(reader.get_async(key)) is not None
+    if isinstance(reader, mw.ShardWriter | mw.TableWriter):
+        verbs["compare_and_set"] = lambda key: not reader.compare_and_set(key, None, None)
+    return verbs
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[pa.DataType, Any, list[Any], list[Any]]:
+    return CASES[request.param]
+
+
+@pytest.fixture
+def readers(tmp_path: Path, case: Any) -> Iterator[Callable[[bool], Mapping[str, Any]]]:
+    """Every kind of reader, each of a table that holds one row; `composite`: the key has a second column."""
+    opened: list[Any] = []
+
+    def make(composite: bool) -> Mapping[str, Any]:
+        kind, value = case[0], case[1]
+        columns = [pa.field("id", kind, nullable=False), pa.field("k", pa.string(), nullable=False)]
+        schema, key = pa.schema([*columns, BLOB]), ["id", "k"] if composite else ["id"]
+        row = [{"id": value, "k": "x", "b": b"blob"}]
+        found: dict[str, Any] = {}
+        for name in ("memory", "sstable"):
+            writer = mw.ShardWriter.open(
+                str(tmp_path / f"alone {name}"), keyed_schema(schema, key), shard_id=uuid.uuid4(), durable_write=False
+            )
+            opened.append(writer)
+            table = mw.create_table(str(tmp_path / name), schema, primary_key=key, writer_defaults={"fsync": False})
+            routed = table.writer(compaction=None)
+            opened.append(routed)
+            for one in (writer, routed):
+                one.put(row)
+            if name == "sstable":
+                writer.publish(60)
+                routed.flush()
+            own = next(iter(routed.shard_writers.values()))
+            found |= {f"alone {name}": writer, f"shard {name}": own, f"writer {name}": routed, f"table {name}": table}
+            found[f"view {name}"] = table.at(table.snapshot())
+        data = pa.Table.from_pylist(row, schema)
+        found["base"] = mw.create_table(str(tmp_path / "base"), data, primary_key=key)
+        return found
+
+    yield make
+    for writer in opened:
+        writer.abort()
+
+
+def outcomes(readers: Mapping[str, Any], key: Any) -> set[Any]:
+    """What all verbs of all readers make of a key."""
+
+    def outcome(verb: Verb) -> Any:
+        try:
+            return verb(key)
+        except mw.MemWalError as error:
+            return type(error)
+
+    return {outcome(verb) for reader in readers.values() for verb in verbs_of(reader).values()}
+
+
+def test_a_key_in_any_form_is_found_or_refused_by_every_reader_alike(readers: Any, case: Any) -> None:
+    _, value, forms, wrong = case
+    every = readers(False)
+    for form in [value, *forms]:
+        for key in (form, (form,), [form], {"id": form}, {"k": "x", "id": form}):
+            assert outcomes(every, key) == {True}, key
+    for form in wrong:
+        for key in (form, (form,), [form], {"id": form}):
+            assert outcomes(every, key) == {mw.InvalidInputError}, key
+    for key in (
+        (),
+        [],
+        {},
+        (value, value),
+        {"k": "x"},
+        {"id": value, "nope": 1},
+        {"id": [value]},
+        {value},
+        [[value]],
+        object(),
+    ):
+        assert outcomes(every, key) == {mw.InvalidInputError}, key
+
+
+def test_a_composite_key_in_any_form_is_found_or_refused_by_every_reader_alike(readers: Any, case: Any) -> None:
+    _, value, forms, wrong = case
+    every = readers(True)
+    for form in [value, *forms]:
+        for key in ((form, "x"), [form, np.str_("x")], {"k": pa.scalar("x"), "id": form}):
+            assert outcomes(every, key) == {True}, key
+    for form in wrong:
+        for key in ((form, "x"), [form, "x"], {"id": form, "k": "x"}):
+            assert outcomes(every, key) == {mw.InvalidInputError}, key
+    refused: list[Any] = [
+        value,
+        (value,),
+        (value, "x", "x"),
+        (value, None),
+        (value, 1),
+        {"id": value},
+        ((value, "x"),),
+        None,
+    ]
+    for key in refused:
+        assert outcomes(every, key) == {mw.InvalidInputError}, key
+
+
+def test_deletes_take_the_keys_that_reads_take(readers: Any, case: Any) -> None:
+    _, value, forms, wrong = case
+    writers = {name: one for name, one in readers(False).items() if isinstance(one, mw.ShardWriter | mw.TableWriter)}
+    for writer in writers.values():
+        for form in wrong:
+            with pytest.raises(mw.InvalidInputError):
+                writer.delete([form])
+        for form in [value, *forms]:
+            writer.put([{"id": value, "k": "x", "b": b"blob"}])
+            assert writer.delete([form], count=True).matched == 1
+            assert writer.get(form) is None
+            with pytest.raises(mw.InvalidInputError, match="nope"):
+                writer.delete({"id": form, "nope": 1})
+
+
+def test_keys_from_an_iterator_are_taken_by_every_reader_and_writer(readers: Any, case: Any) -> None:
+    value, every = case[1], readers(False).values()
+    for keys in ([value], [(value,)], [{"id": value}]):
+        assert {one.lookup(iter(keys)).num_rows for one in every} == {1}
+    for writer in every:
+        if isinstance(writer, mw.ShardWriter | mw.TableWriter):
+            writer.put([{"id": value, "k": "x", "b": b"blob"}])
+            with pytest.raises(mw.InvalidInputError, match="nope"):
+                writer.delete(iter([{"id": value, "nope": 1}]))
+            assert writer.delete(iter([value]), count=True).matched == 1
+            writer.delete_nowait(iter([value])).wait()
+            assert writer.delete(iter([])).written == 0
+
+
+def test_a_row_with_a_blob_in_an_sstable_is_compared_without_a_base_table(tmp_path: Path) -> None:
+    schema = keyed_schema(pa.schema([pa.field("id", pa.int8(), nullable=False), BLOB, ("v", pa.string())]), ["id"])
+    with mw.ShardWriter.open(str(tmp_path / "t"), schema, shard_id=uuid.uuid4(), fsync=False) as writer:
+        writer.put([{"id": 1, "b": b"blob", "v": "old"}])
+        writer.publish(60)
+        assert not writer.compare_and_set(1, {"b": b"other", "v": "old"}, None)
+        assert writer.update([{"id": 1, "v": "new"}]).matched == 1
+        assert writer.compare_and_set(1, {"b": b"blob", "v": "new"}, {"b": b"more", "v": "new"})
+        blob = writer.get_blob(1, "b")
+        assert blob is not None
+        assert blob.read() == b"more"
+        with pytest.raises(mw.InvalidInputError, match="'v' is not a blob column"):
+            writer.get_blob(1, "v")
+        writer.delete([1])
+        assert writer.get_blob(1, "b") is None
+
+
+def test_a_table_writer_counts_at_the_consistency_that_is_given(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="x", writer_defaults={"fsync": False})
+    with table.writer(compaction=None) as writer:
+        writer.put([{"x": x} for x in range(5)])
+        writer.flush()
+        writer.put([{"x": x} for x in range(5, 9)])
+        assert [writer.count_rows("x > 1", at) for at in ("flushed", "fresh")] == [3, 7]
+        assert [table.count_rows("x > 1", at) for at in ("flushed", "fresh")] == [3, 7]

@@ -65,16 +65,6 @@ def test_a_table_is_made_from_a_schema_or_from_any_data(tmp_path: Path, data: An
     assert table.count_rows() == rows
 
 
-def test_a_table_without_a_key_is_append_only(tmp_path: Path) -> None:
-    table = mw.create_table(str(tmp_path / "t"), ROWS)
-    assert table.primary_key == []
-    with table.writer() as writer:
-        writer.put(ROWS)
-    assert table.count_rows() == 4
-    with pytest.raises(mw.InvalidInputError, match="no primary key"):
-        table.get(1)
-
-
 def test_a_composite_key_keeps_the_order_in_which_it_was_given(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("a", pa.int32()), pa.field("b", pa.string()), pa.field("v", pa.int64())])
     table = mw.create_table(str(tmp_path / "t"), schema, primary_key=["b", "a"])
@@ -117,24 +107,15 @@ def test_a_table_lives_in_memory_for_tests_and_try_outs() -> None:
         ({"primary_key": "id", "writer_defaults": {"max_memtable_rows": 0}}, "max_memtable_rows"),
         ({"primary_key": "id", "writer_defaults": {"shard_id": "x"}}, "shard_id"),
         ({"primary_key": "id", "writer_defaults": {"shard_spec_id": 1}}, "shard_spec_id"),
+        ({"primary_key": "id", "data_or_schema": pa.table({"id": [1, None]})}, "does not fit the primary key"),
+        ({"data_or_schema": []}, "give a schema"),
     ],
 )
 def test_a_table_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, options: Any, reason: str) -> None:
-    schema = KEYED.append(pa.field("x", pa.float64()))
+    options = {"data_or_schema": KEYED.append(pa.field("x", pa.float64())), **options}
     with pytest.raises(mw.InvalidInputError, match=reason):
-        mw.create_table(str(tmp_path / "t"), schema, **options)
+        mw.create_table(str(tmp_path / "t"), **options)
     assert files_below(str(tmp_path)) == {}
-
-
-def test_data_with_a_null_key_makes_no_table(tmp_path: Path) -> None:
-    with pytest.raises(mw.InvalidInputError, match="does not fit the primary key"):
-        mw.create_table(str(tmp_path / "t"), pa.table({"id": [1, None]}), primary_key="id")
-    assert files_below(str(tmp_path)) == {}
-
-
-def test_nothing_is_no_data(tmp_path: Path) -> None:
-    with pytest.raises(mw.InvalidInputError, match="give a schema"):
-        mw.create_table(str(tmp_path / "t"), [])
 
 
 @pytest.mark.parametrize("name", ["_tombstone", "_rowid", "_rowaddr", "_rowoffset", "a.b", "back`tick", ""])
@@ -160,36 +141,31 @@ def test_a_column_name_that_lance_does_not_store_or_read_is_refused(tmp_path: Pa
     ],
     ids=str,
 )
-def test_a_type_that_lance_does_not_store_is_refused(
-    tmp_path: Path, kind: pa.DataType, primary_key: str | None
-) -> None:
+def test_type_that_lance_cannot_store_is_refused(tmp_path: Path, kind: pa.DataType, primary_key: str | None) -> None:
     schema = KEYED.append(pa.field("x", kind))
     with pytest.raises(mw.InvalidInputError, match="column 'x'"):
         mw.create_table(str(tmp_path / "t"), schema, primary_key=primary_key)
     assert files_below(str(tmp_path)) == {}
 
 
-def test_a_table_that_is_there_is_not_made_again(tmp_path: Path) -> None:
+def test_a_table_that_is_there_is_not_made_or_enabled_again(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     create(uri)
     before = files_below(uri)
     with pytest.raises(mw.InvalidInputError, match="exist_ok"):
         create(uri)
+    with pytest.raises(mw.InvalidInputError, match="already"):
+        mw.enable(uri)
     assert files_below(uri) == before
 
 
-def test_exist_ok_opens_the_table_as_it_is_and_writes_no_data(tmp_path: Path) -> None:
+def test_exist_ok_opens_only_a_table_with_these_columns_and_key_and_writes_no_data(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     mw.create_table(uri, ROWS, primary_key="id", sharding=mw.Bucket("id", 3))
     again = mw.create_table(uri, ROWS, primary_key="id", exist_ok=True)
     assert again.count_rows() == 2
     assert again.sharding == mw.Bucket("id", 3)
     assert mw.create_table(uri, KEYED, exist_ok=True).primary_key == ["id"]
-
-
-def test_exist_ok_refuses_a_table_with_other_columns_or_another_key(tmp_path: Path) -> None:
-    uri = str(tmp_path / "t")
-    mw.create_table(uri, ROWS, primary_key="id")
     with pytest.raises(mw.InvalidInputError, match="another primary key"):
         mw.create_table(uri, ROWS, primary_key="v", exist_ok=True)
     with pytest.raises(mw.InvalidInputError, match="other columns"):
@@ -219,13 +195,6 @@ def test_a_plain_lance_table_is_opened_only_after_it_was_enabled(tmp_path: Path)
     assert mw.open_table(uri).sharding == mw.Unsharded()
 
 
-def test_a_table_is_enabled_once(tmp_path: Path) -> None:
-    uri = str(tmp_path / "t")
-    create(uri)
-    with pytest.raises(mw.InvalidInputError, match="already"):
-        mw.enable(uri)
-
-
 # ------------------------------------------------------------------------------------------------- stored settings
 
 
@@ -248,31 +217,53 @@ def test_stored_defaults_are_where_every_writer_starts_and_foreign_keys_survive(
         assert [shard.config.max_memtable_rows for shard in routed.shard_writers.values()] == [7]
 
 
-def test_durations_that_are_switched_off_are_stored_as_zero(tmp_path: Path) -> None:
-    config = mw.WriterConfig(max_wal_flush_interval_ms=None, stats_log_interval_ms=None, fsync=False)
-    table = mw.create_table(str(tmp_path / "t"), KEYED, sharding=mw.Unsharded(), writer_defaults=config)
-    stored = table.details().writer_config_defaults
-    assert (stored["max_wal_flush_interval_ms"], stored["stats_log_interval_ms"]) == ("0", "0")
+CUSTOM = {"custom_knob": "x", "ratio": 0.5, "a_text": "10", "empty": ""}
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["create_table", "enable"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (mw.WriterConfig(max_memtable_rows=7, fsync=False, stats_log_interval_ms=None).to_defaults(), (7, None)),
+        ({"max_memtable_rows": "8", "fsync": "false", "stats_log_interval_ms": "0"}, (8, None)),
+        ({"max_memtable_rows": "9", "fsync": False, "stats_log_interval_ms": 40}, (9, 40)),
+    ],
+)
+def test_defaults_are_texts_or_values_beside_keys_of_the_user(
+    tmp_path: Path, given: dict[str, Any], expected: tuple[int, int | None], enabled: bool
+) -> None:
+    uri, defaults = str(tmp_path / "t"), {**given, **CUSTOM}
+    if enabled:
+        lance.write_dataset(KEYED.empty_table(), uri)
+        table = mw.enable(uri, primary_key="id", writer_defaults=defaults)
+    else:
+        table = mw.create_table(uri, KEYED, primary_key="id", writer_defaults=defaults)
+    stored = mw.open_table(uri).details().writer_config_defaults
+    assert {name: stored[name] for name in CUSTOM} == {name: str(value) for name, value in CUSTOM.items()}
+    assert lance.dataset(uri).mem_wal_index_details()["writer_config_defaults"] == stored
     with table.shard_writer() as writer:
-        assert writer.config.max_wal_flush_interval_ms is None
+        assert (writer.config.max_memtable_rows, writer.config.stats_log_interval_ms) == expected
+        assert not writer.config.fsync
+        writer.put([{"id": 1, "v": "ours"}])
+    with lance.dataset(uri).mem_wal_writer(writer.shard_id) as peer:
+        peer.put(pa.table({"id": [2], "v": ["theirs"]}, schema=KEYED))
+    assert table.count_rows() == 2
 
 
-def test_an_unknown_setting_is_refused_when_a_writer_is_opened(tmp_path: Path) -> None:
-    table = create(str(tmp_path / "t"))
-    with pytest.raises(mw.InvalidInputError, match="max_memtable_row"):
-        table.writer(max_memtable_row=5)
-    with pytest.raises(mw.InvalidInputError, match="WriterConfig"):
-        table.writer(config={"fsync": False})  # type: ignore[arg-type]
-    assert table.shards() == []
+def test_defaults_copied_from_another_table_leave_its_merge_and_id_there(tmp_path: Path) -> None:
+    first = mw.create_table(str(tmp_path / "a"), KEYED, primary_key="id", merge=mw.FirstRow())
+    copied = first.details().writer_config_defaults
+    second = mw.create_table(str(tmp_path / "b"), KEYED, primary_key="id", writer_defaults={**copied, **CUSTOM})
+    assert second.merge is None
+    own = second.details().writer_config_defaults
+    assert {name for name in copied if own.get(name) != copied[name]} == {"memwal.merge", "memwal.table_id"}
 
 
 @pytest.mark.parametrize(
     ("named", "every", "names"),
     [("all", True, ("v_idx",)), (None, False, ()), ([], False, ()), (["v_idx"], False, ("v_idx",))],
 )
-def test_maintained_indexes_are_all_none_or_those_that_are_named(
-    tmp_path: Path, named: Any, every: bool, names: tuple[str, ...]
-) -> None:
+def test_maintained_indexes_all_none_named(tmp_path: Path, named: Any, every: bool, names: tuple[str, ...]) -> None:
     uri = str(tmp_path / "t")
     lance.write_dataset(ROWS, uri).create_scalar_index("v", "BTREE", name="v_idx")
     details = mw.enable(uri, maintained_indexes=named).details()
@@ -460,10 +451,12 @@ def test_a_live_writer_stops_soon_after_its_table_lost_the_entry(tmp_path: Path,
     writer.abort()
 
 
-def test_shards_of_an_earlier_life_are_adopted_only_when_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["close", "abort"], ids=["SSTable", "tail"])
+def test_shards_of_an_earlier_life_are_adopted_only_when_asked(tmp_path: Path, end: str) -> None:
     uri = str(tmp_path / "t")
-    with create(uri).writer() as writer:
-        writer.put([{"id": 1, "v": 1, "s": "a"}])
+    writer = create(uri).writer()
+    writer.put([{"id": 1, "v": 1, "s": "a"}])
+    getattr(writer, end)()
     _drop(uri)
     with pytest.raises(mw.InvalidInputError, match="adopt_shards"):
         mw.enable(uri, sharding=mw.Unsharded())
@@ -472,16 +465,6 @@ def test_shards_of_an_earlier_life_are_adopted_only_when_asked(tmp_path: Path) -
     assert not has_entry(uri)
     adopted = mw.enable(uri, sharding=mw.Unsharded(), adopt_shards=True)
     assert rows_of(adopted.scan()) == [{"id": 1, "v": 1, "s": "a"}]
-
-
-def test_a_tail_of_an_earlier_life_counts_as_rows_too(tmp_path: Path) -> None:
-    uri = str(tmp_path / "t")
-    writer = create(uri).writer()
-    writer.put([{"id": 1, "v": 1, "s": "a"}])
-    writer.abort()
-    _drop(uri)
-    with pytest.raises(mw.InvalidInputError, match="adopt_shards"):
-        mw.enable(uri)
 
 
 def test_a_shard_that_came_before_its_base_table_is_adopted_only_when_asked(tmp_path: Path) -> None:
@@ -508,3 +491,20 @@ def test_a_table_follows_new_base_versions_by_itself(tmp_path: Path) -> None:
     lance.dataset(uri).delete("id = 5")
     assert table.get(5) is None
     assert os.path.realpath(uri) == table.uri
+
+
+def test_create_table_widens_dictionary_indices_and_puts_cast_them(tmp_path: Path) -> None:
+    small, wide = pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), ("kind", small), ("inner", pa.struct([("k", small)]))]
+    )
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", sharding=mw.Unsharded())
+    assert table.schema.field("kind").type == wide
+    assert table.schema.field("inner").type == pa.struct([("k", wide)])
+    mw.create_table(str(tmp_path / "t"), schema, primary_key="id", exist_ok=True)
+    rows = [{"id": n, "kind": f"word {n}", "inner": {"k": f"other {n}"}} for n in range(300)]
+    with table.writer(compaction=None) as writer:
+        for start in range(0, 300, 100):
+            writer.put(pa.Table.from_pylist(rows[start : start + 100], schema=schema))
+    table.compact()
+    assert sorted(table.scan().to_table().to_pylist(), key=lambda row: row["id"]) == rows

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import polars
 import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
 from lance_memwal.clock import SYSTEM_CLOCK
-from tests.kit.tables import create, ids_of, keyed, manifest_of, rows_of
+from tests.kit.tables import create, ids_of, manifest_of, rows_of
+from tests.kit.writers import in_threads
 
 FOUR = mw.Bucket("id", 4)
 ROWS = [{"id": i, "v": i * 10, "s": f"s{i}"} for i in range(40)]
@@ -21,63 +19,6 @@ ROWS = [{"id": i, "v": i * 10, "s": f"s{i}"} for i in range(40)]
 
 def _shard(number: int) -> str:
     return mw.shard_id_for(FOUR, number)
-
-
-class _Capsule:
-    """Something that only speaks the Arrow PyCapsule interface."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        return self._table.__arrow_c_stream__(requested_schema)
-
-
-TABLE = pa.Table.from_pylist(ROWS, schema=keyed())
-INPUTS: dict[str, Callable[[], Any]] = {
-    "a record batch": lambda: TABLE.to_batches()[0],
-    "several record batches": lambda: TABLE.to_batches(max_chunksize=7),
-    "a table": lambda: TABLE,
-    "a reader": TABLE.to_reader,
-    "pandas": TABLE.to_pandas,
-    "polars": lambda: polars.from_arrow(TABLE),
-    "dicts": lambda: ROWS,
-    "columns": TABLE.to_pydict,
-    "columns of arrays": lambda: {name: TABLE.column(name) for name in TABLE.schema.names},
-    "a capsule": lambda: _Capsule(TABLE),
-    "columns in another order": lambda: TABLE.select(["s", "v", "id"]),
-    "narrower integers and wider strings": lambda: pa.table(
-        {"id": TABLE["id"].cast(pa.int16()), "v": TABLE["v"].cast(pa.int32()), "s": TABLE["s"].cast(pa.large_string())}
-    ),
-}
-
-
-@pytest.mark.parametrize("name", INPUTS)
-def test_every_kind_of_input_is_written_alike(tmp_path: Path, name: str) -> None:
-    table = create(str(tmp_path / "t"), sharding=FOUR)
-    with table.writer() as writer:
-        writer.put(INPUTS[name]())
-        assert rows_of(writer.scan()) == ROWS
-
-
-def test_a_nullable_column_that_is_missing_is_null_where_that_is_asked_for(tmp_path: Path) -> None:
-    table = create(str(tmp_path / "t"), sharding=FOUR)
-    with table.writer() as writer:
-        writer.put([{"id": 1}, {"id": 2, "s": "x"}], missing="null")
-    assert rows_of(table.scan()) == [{"id": 1, "v": None, "s": None}, {"id": 2, "v": None, "s": "x"}]
-
-
-@pytest.mark.parametrize(
-    "nothing", [[], pa.table({"id": pa.array([], pa.int64())}), keyed().empty_table(), TABLE.slice(0, 0).to_batches()]
-)
-def test_an_empty_put_does_nothing_and_opens_no_shard(tmp_path: Path, nothing: Any) -> None:
-    table = create(str(tmp_path / "t"), sharding=FOUR)
-    with table.writer() as writer:
-        assert writer.put(nothing) == {}
-        assert writer.delete([]) == {}
-        assert writer.put_nowait(nothing).durable
-        assert writer.shard_writers == {}
-    assert table.shards() == []
 
 
 @pytest.mark.parametrize(
@@ -103,6 +44,10 @@ def test_rows_that_do_not_fit_are_refused_before_any_shard_is_opened(tmp_path: P
         for write in (writer.put, writer.put_nowait):
             with pytest.raises(mw.InvalidInputError, match=reason):
                 write(rows, missing="null")
+        for keys in ([None], ["x"], [{"v": 1}], [(1, 2)], pa.array(["a"])):
+            for call in (writer.delete, writer.lookup):
+                with pytest.raises(mw.InvalidInputError):
+                    call(keys)  # type: ignore[operator]
         assert writer.shard_writers == {}
     assert table.shards() == []
 
@@ -113,7 +58,7 @@ def test_every_row_goes_to_the_shard_that_its_value_names(tmp_path: Path) -> Non
         results = writer.put(ROWS)
         assert set(results) == set(writer.shard_writers) == {_shard(row["id"]) for row in ROWS}
         for shard_id, shard in writer.shard_writers.items():
-            held = shard.scan().to_table()["id"].to_pylist()
+            held = shard.memtable_scanner().to_table()["id"].to_pylist()
             assert held == [row["id"] for row in ROWS if _shard(row["id"]) == shard_id]
             assert manifest_of(table.uri, shard_id).shard_spec_id == 1
 
@@ -126,6 +71,7 @@ def test_shards_are_opened_when_the_first_row_needs_them(tmp_path: Path) -> None
         assert [shard.shard_id for shard in table.shards()] == [_shard(0)]
         writer.delete([1])
         assert {shard.shard_id for shard in table.shards()} == {_shard(0), _shard(1)}
+        assert repr(writer) == f"TableWriter({table.uri!r}, shards={len(writer.shard_writers)}, open)"
 
 
 def test_a_put_returns_when_every_shard_has_its_rows_on_storage(tmp_path: Path) -> None:
@@ -204,21 +150,14 @@ def test_a_shard_that_fails_fails_the_whole_put_and_the_others_keep_their_rows(t
     writer.abort()
 
 
-def test_a_shard_that_fails_shows_in_the_acknowledgement(tmp_path: Path) -> None:
-    table = create(str(tmp_path / "t"), sharding=FOUR)
-    writer = table.writer()
-    with _taken_over(table, writer):
-        ack = writer.put_nowait([row | {"v": -1} for row in ROWS])
-        with pytest.raises(mw.FencedError):
-            ack.wait(timeout=30)
-        assert not ack.durable
-    writer.abort()
-
-
 def test_close_closes_every_shard_and_then_raises_the_first_failure(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), sharding=FOUR)
     writer = table.writer()
     with _taken_over(table, writer):
+        ack = writer.put_nowait(ROWS)
+        with pytest.raises(mw.FencedError):
+            ack.wait(timeout=30)
+        assert not ack.durable
         with pytest.raises(mw.FencedError):
             writer.close()
         writer.close()
@@ -239,23 +178,18 @@ def test_a_closed_writer_refuses_everything_but_reading(tmp_path: Path) -> None:
     assert rows_of(writer.scan()) == ROWS
 
 
-def test_an_aborted_writer_flushes_nothing_and_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flush", [False, True])
+def test_an_aborted_writer_flushes_nothing_and_loses_nothing(tmp_path: Path, flush: bool) -> None:
     table = create(str(tmp_path / "t"), sharding=FOUR)
     writer = table.writer()
     writer.put(ROWS)
-    writer.abort()
-    assert all(shard.generations == () and shard.wal_tail == 1 for shard in table.shards())
-    assert table.count_rows(consistency="flushed") == 0
-    assert rows_of(table.scan()) == ROWS
-
-
-def test_flush_turns_everything_into_sstables(tmp_path: Path) -> None:
-    table = create(str(tmp_path / "t"), sharding=FOUR)
-    with table.writer() as writer:
-        writer.put(ROWS)
+    if flush:
         writer.flush(timeout=30)
-        assert all(shard.generations == (1,) and shard.wal_tail == 0 for shard in table.shards())
-        assert rows_of(table.scan(consistency="flushed")) == ROWS
+    writer.abort()
+    expected = ((1,), 0) if flush else ((), 1)
+    assert all((shard.generations, shard.wal_tail) == expected for shard in table.shards())
+    assert rows_of(table.scan(consistency="flushed")) == (ROWS if flush else [])
+    assert rows_of(table.scan()) == ROWS
 
 
 def test_deletes_go_to_the_shards_of_their_keys(tmp_path: Path) -> None:
@@ -271,16 +205,6 @@ def test_deletes_go_to_the_shards_of_their_keys(tmp_path: Path) -> None:
         assert writer.get(6) is None
         writer.put([ROWS[6]])
         assert writer.get(6) == ROWS[6]
-
-
-@pytest.mark.parametrize("keys", [[None], ["x"], [{"v": 1}], [(1, 2)], pa.array(["a"])])
-def test_keys_that_are_none_are_refused(tmp_path: Path, keys: Any) -> None:
-    table = create(str(tmp_path / "t"), sharding=FOUR)
-    with table.writer() as writer:
-        for call in (writer.delete, writer.lookup):
-            with pytest.raises(mw.InvalidInputError):
-                call(keys)
-        assert writer.shard_writers == {}
 
 
 def test_a_transaction_is_written_once_in_every_shard(tmp_path: Path) -> None:
@@ -300,39 +224,19 @@ def test_a_transaction_is_written_once_in_every_shard(tmp_path: Path) -> None:
 
 def test_threads_share_a_writer(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), sharding=FOUR)
-    failures: list[BaseException] = []
 
     def write(thread: int) -> None:
-        try:
-            for i in range(12):
-                number = thread * 100 + i
-                writer.put([{"id": number, "v": i, "s": "x"}])
-                assert writer.get(number) == {"id": number, "v": i, "s": "x"}
-                writer.stats()
-        except BaseException as error:
-            failures.append(error)
+        for i in range(12):
+            number = thread * 100 + i
+            writer.put([{"id": number, "v": i, "s": "x"}])
+            assert writer.get(number) == {"id": number, "v": i, "s": "x"}
+            writer.stats()
 
     with table.writer(max_memtable_rows=5) as writer:
-        threads = [threading.Thread(target=write, args=(n,)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        in_threads(write, range(6))
         assert table.count_rows() == 72
         assert sum(stats.put_count for stats in writer.stats().values()) == 72
     assert table.count_rows() == 72
-
-
-def test_reads_through_a_writer_see_what_it_acknowledged(tmp_path: Path) -> None:
-    table = create(str(tmp_path / "t"), sharding=FOUR)
-    with table.writer(max_memtable_rows=3) as writer:
-        for i in range(30):
-            writer.put([{"id": i % 7, "v": i, "s": "x"}])
-            assert writer.get(i % 7, ["v"]) == {"v": i}
-            assert writer.lookup([i % 7], ["v"]).to_pylist() == [{"v": i}]
-            assert writer.scan(filter=f"v = {i}").to_table().num_rows == 1
-            assert writer.count_rows() == min(i + 1, 7)
 
 
 def test_rows_that_are_not_durable_yet_are_seen_in_this_process(tmp_path: Path) -> None:
@@ -347,8 +251,13 @@ def test_rows_that_are_not_durable_yet_are_seen_in_this_process(tmp_path: Path) 
     assert rows_of(table.scan()) == ROWS
 
 
-def test_the_repr_of_a_writer_says_which_table_and_how_many_shards(tmp_path: Path) -> None:
-    table = create(str(tmp_path / "t"), sharding=FOUR)
-    with table.writer() as writer:
-        writer.put(ROWS)
-        assert repr(writer) == f"TableWriter({table.uri!r}, shards=4, open)"
+@pytest.mark.parametrize("sharding", [mw.Unsharded(), mw.Bucket("id", 2)], ids=repr)
+def test_batch_positions_of_a_shard_count_the_batches_with_its_rows(tmp_path: Path, sharding: mw.Bucket) -> None:
+    table = create(str(tmp_path / "t"), sharding=sharding)
+    given = [pa.record_batch({"id": [*range(n, n + 40)], "v": [1] * 40, "s": [""] * 40}) for n in range(9)]
+    with table.writer(compaction=None, max_memtable_batches=4) as writer:
+        for round_ in range(2):
+            done = writer.put(given)
+            assert [result.batch_positions for result in done.values()] == [range(9 * round_, 9 * round_ + 9)] * len(
+                done
+            )

@@ -1,11 +1,13 @@
-"""Verbs on a table: they write through one shared writer that is opened when a row comes."""
+"""Verbs write through one shared writer that is opened when a row comes; other processes read every acknowledged row."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from lance_memwal.store.location import resolve
 from lance_memwal.table.verbs import KeptWriter
 from lance_memwal.table.writers import open_writer
 from tests.harness.processes import start
-from tests.kit.tables import FAST, create, ids_of, keyed
+from tests.harness.profile import scaled
+from tests.kit.tables import FAST, Outside, create, files_below, ids_of, keyed, manifest_of, outside, rows_of
 from tests.kit.writers import fork, in_thread, wait_for
 from tests.serve.shared_child import own_and_put
 
@@ -321,3 +324,160 @@ def test_a_table_that_is_closed_within_a_write_is_closed_when_that_returns(tmp_p
         go_on.set()
     assert adding.result().written == 1
     assert not list(Path(table.uri).glob("_mem_wal/*/memwal_owner_*.json"))
+
+
+TWO = mw.Bucket("id", 2)
+ROUNDS = scaled(ci=60, prove=3_000)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Any:
+    with outside() as other:
+        yield other
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(scaled(ci=300, prove=0))
+def test_a_second_process_sees_each_acknowledged_row_at_once(tmp_path: Path, reader: Outside) -> None:
+    """Through rotation, flushes and deletes of the writer, which goes on undisturbed."""
+    table = create(str(tmp_path / "t"), sharding=TWO)
+    shown: dict[int, dict[str, Any]] = {}
+    with table.writer(max_memtable_rows=7, compaction=None) as writer:
+        for i in range(ROUNDS):
+            if i % 7 == 3:
+                writer.delete([i % 5])
+                shown.pop(i % 5, None)
+            else:
+                row = {"id": i % 23, "v": i, "s": f"s{i}"}
+                writer.put([row])
+                shown[row["id"]] = row
+            key = i % 23
+            assert reader.ask("get", table.uri, key) == shown.get(key), f"round {i}"
+            if i % 4 == 0:
+                assert rows_of(reader.ask("scan", table.uri)) == [shown[k] for k in sorted(shown)], f"round {i}"
+            if i % 10 == 0:
+                assert reader.ask("count_rows", table.uri) == len(shown)
+        assert {shard.epoch for shard in table.shards()} == {1}
+        for shard in writer.shard_writers.values():
+            shard.check_fenced()
+    assert rows_of(table.scan()) == [shown[k] for k in sorted(shown)]
+
+
+def test_a_reader_claims_nothing_writes_nothing_and_fences_nobody(tmp_path: Path, reader: Outside) -> None:
+    table = create(str(tmp_path / "t"), sharding=TWO)
+    with table.writer(compaction=None) as writer:
+        writer.put([{"id": i, "v": i, "s": "x"} for i in range(10)])
+        writer.flush()
+        writer.put([{"id": i, "v": -i, "s": "y"} for i in range(5, 15)])
+        before = files_below(table.uri)
+        manifests = {shard.shard_id: manifest_of(table.uri, shard.shard_id) for shard in table.shards()}
+        assert ids_of(reader.ask("scan", table.uri)) == list(range(15))
+        assert reader.ask("get", table.uri, 7) == {"id": 7, "v": -7, "s": "y"}
+        assert reader.ask("lookup", table.uri, [1, 12, 99]).num_rows == 2
+        assert reader.ask("count_rows", table.uri, "v < 0") == 10
+        assert len(reader.ask("shards", table.uri)) == 2
+        assert files_below(table.uri) == before
+        assert {shard_id: manifest_of(table.uri, shard_id) for shard_id in manifests} == manifests
+        writer.put([{"id": 99, "v": 1, "s": "z"}])
+
+
+def test_flushed_consistency_leaves_the_log_of_another_process_out(tmp_path: Path, reader: Outside) -> None:
+    table = create(str(tmp_path / "t"), sharding=TWO)
+    with table.writer(compaction=None) as writer:
+        writer.put([{"id": 1, "v": 1, "s": "x"}])
+        writer.flush()
+        writer.put([{"id": 2, "v": 1, "s": "x"}])
+        writer.delete([1])
+        assert ids_of(reader.ask("scan", table.uri, consistency="flushed")) == [1]
+        assert reader.ask("count_rows", table.uri, consistency="flushed") == 1
+        assert ids_of(reader.ask("scan", table.uri)) == [2]
+
+
+def test_rows_that_are_not_durable_yet_are_no_business_of_another_process(tmp_path: Path, reader: Outside) -> None:
+    table = create(str(tmp_path / "t"))
+    slow = {"durable_write": False, "max_wal_flush_interval_ms": None, "max_wal_buffer_size": 0}
+    with table.writer(compaction=None, **slow) as writer:
+        writer.put([{"id": 1, "v": 1, "s": "x"}])
+        assert ids_of(table.scan()) == [1]
+        assert ids_of(reader.ask("scan", table.uri)) == []
+        writer.put_nowait([{"id": 2, "v": 1, "s": "x"}]).wait()
+        assert ids_of(reader.ask("scan", table.uri)) == [1, 2]
+
+
+def count(table: mw.Table) -> int:
+    return table.count_rows()
+
+
+def test_a_table_travels_to_a_worker_process_and_is_read_fresh_there(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with (
+        table.writer(**FAST) as writer,
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        writer.put({"id": [1, 2], "v": [1, 1], "s": ["a", "b"]})
+        assert pool.submit(count, table).result(30) == 2
+        writer.put({"id": [3], "v": [1], "s": ["c"]})
+        assert pool.submit(count, table).result(30) == 3
+
+
+def test_its_options_travel_with_it() -> None:
+    location = resolve("s3://bucket/t", {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region": "x"})
+    again = pickle.loads(pickle.dumps(location))
+    assert (again.key, again.storage_options) == (location.key, location.storage_options)
+    assert "secret" not in repr(again)
+
+
+def rows(scan: mw.Scan) -> list[dict[str, Any]]:
+    return scan.to_table().to_pylist()
+
+
+def test_a_scan_travels_with_its_query_and_its_moment(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with (
+        table.writer(**FAST) as writer,
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        writer.put({"id": [1], "v": [1], "s": ["a"]})
+        writer.flush(20)
+        table.compact()
+        writer.put({"id": [2], "v": [2], "s": ["b"]})
+        writer.flush(20)
+        writer.put({"id": [3, 4], "v": [3, 4], "s": ["c", "d"]})
+        scan = writer.scan(["id", "s"], "v > 1", 2, order_by=["-id"])
+        sent = pickle.dumps(scan)
+        expected = [{"id": 4, "s": "d"}, {"id": 3, "s": "c"}]
+        writer.put({"id": [5], "v": [5], "s": ["e"]})
+        writer.delete([3])
+        copy = pickle.loads(sent)
+        assert rows(copy) == rows(pickle.loads(pickle.dumps(copy))) == expected
+        assert copy.schema == scan.schema
+        assert pool.submit(rows, copy).result(30) == expected
+        assert rows(pickle.loads(pickle.dumps(scan))) == [{"id": 5, "s": "e"}, {"id": 4, "s": "d"}]
+
+
+def test_a_scan_of_a_moment_travels_as_that_moment(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with table:
+        table.add({"id": [1], "v": [1], "s": ["a"]})
+        view = table.at(table.snapshot())
+        table.add({"id": [2], "v": [1], "s": ["b"]})
+        assert rows(pickle.loads(pickle.dumps(view.scan(["id"])))) == [{"id": 1}]
+
+
+def test_scans_with_expressions_shards_and_consistency_travel(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=mw.Bucket("id", 2))
+    with table:
+        table.add({"id": [1, 2, 3, 4], "v": [1, 2, 3, 4], "s": ["a"] * 4})
+        shard = table.shards()[0].shard_id
+        for options in ({"filter": pc.field("v") > 2}, {"shards": [shard]}, {"consistency": "flushed"}):
+            scan = table.scan(["id"], **options)
+            assert ids_of(pickle.loads(pickle.dumps(scan))) == ids_of(scan)
+
+
+def test_a_scan_of_memory_says_that_it_cannot_travel(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with table.shard_writer(**FAST) as writer:
+        writer.put({"id": [1], "v": [1], "s": ["a"]})
+        scan = table.scan(in_memory=writer.in_memory_memtable_refs())
+        with pytest.raises(mw.InvalidInputError, match="send the table"):
+            pickle.dumps(scan)

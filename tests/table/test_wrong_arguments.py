@@ -1,21 +1,28 @@
-"""Whatever a caller hands over: the answer is a result or one of our errors, with words, and never a raw one."""
+"""Every argument is answered by a result or one of our errors: wrong ones, no rows, shard ids as texts, notebooks."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
 import itertools
+import pickle
+import shutil
+import uuid
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.rows.notebook import html_of, html_of_report
+from tests.kit.tables import create, ids_of, keyed
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string()), ("e", pa.list_(pa.float32(), 2))])
 ROW = {"id": 1, "v": "a", "e": [1.0, 2.0]}
@@ -136,17 +143,17 @@ CALLS: dict[str, Callable[[World, Any], object]] = {
     "shard put": lambda w, v: w.shard.put(v),
     "shard delete": lambda w, v: w.shard.delete(v),
     "shard get": lambda w, v: w.shard.get(v),
-    "shard scan": lambda w, v: w.shard.lsm_scan(columns=v).to_table(),
-    "shard filter": lambda w, v: w.shard.lsm_scan(filter=v).to_table(),
+    "shard scan": lambda w, v: w.shard.scan(columns=v).to_table(),
+    "shard filter": lambda w, v: w.shard.scan(filter=v).to_table(),
     "drain": lambda w, v: w.shard.wait_for_flush_drain(v),
-    "memory project": lambda w, v: w.shard.scan().project(v).to_table(),
-    "memory filter": lambda w, v: w.shard.scan().filter(v).to_table(),
-    "memory limit": lambda w, v: w.shard.scan().limit(v).to_table(),
-    "memory nearest": lambda w, v: w.shard.scan().nearest(v, [1.0, 2.0], 2).to_table(),
-    "memory nearest to": lambda w, v: w.shard.scan().nearest("e", v, 2).to_table(),
-    "memory nearest k": lambda w, v: w.shard.scan().nearest("e", [1.0, 2.0], v).to_table(),
-    "memory text": lambda w, v: w.shard.scan().full_text_search("v", v).to_table(),
-    "memory text column": lambda w, v: w.shard.scan().full_text_search(v, "x").to_table(),
+    "memory project": lambda w, v: w.shard.memtable_scanner().project(v).to_table(),
+    "memory filter": lambda w, v: w.shard.memtable_scanner().filter(v).to_table(),
+    "memory limit": lambda w, v: w.shard.memtable_scanner().limit(v).to_table(),
+    "memory nearest": lambda w, v: w.shard.memtable_scanner().nearest(v, [1.0, 2.0], 2).to_table(),
+    "memory nearest to": lambda w, v: w.shard.memtable_scanner().nearest("e", v, 2).to_table(),
+    "memory nearest k": lambda w, v: w.shard.memtable_scanner().nearest("e", [1.0, 2.0], v).to_table(),
+    "memory text": lambda w, v: w.shard.memtable_scanner().full_text_search("v", v).to_table(),
+    "memory text column": lambda w, v: w.shard.memtable_scanner().full_text_search(v, "x").to_table(),
     "writer config": lambda w, v: w.plain.writer(config=v).close(),
     "writer compaction": lambda w, v: w.plain.writer(compaction=v).close(),
     "writer setting": lambda w, v: w.plain.writer(max_memtable_rows=v).close(),
@@ -240,3 +247,208 @@ def test_what_the_callers_own_data_raises_is_passed_on(world: World) -> None:
         with pytest.raises(OwnError, match="the caller's own"):
             write(pa.RecordBatchReader.from_batches(SCHEMA, _failing()))
     assert world.table.scan().to_table().to_pylist() == before
+
+
+PLAIN = pa.schema([("id", pa.int64()), ("v", pa.string())])
+NO_ROWS: dict[str, Callable[[], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+    "columns": lambda: {"id": [], "v": []},
+    "table": PLAIN.empty_table,
+    "table without columns": lambda: pa.table({}),
+    "tables": lambda: [PLAIN.empty_table()],
+    "batch": lambda: pa.RecordBatch.from_pylist([], schema=PLAIN),
+    "batches": lambda: [pa.RecordBatch.from_pylist([], schema=PLAIN)],
+    "reader": lambda: pa.RecordBatchReader.from_batches(PLAIN, []),
+    "pandas": pd.DataFrame,
+    "pandas with columns": lambda: pd.DataFrame({"id": [], "v": []}),
+    "polars": pl.DataFrame,
+    "polars with columns": lambda: pl.DataFrame({"id": [], "v": []}),
+}
+NO_KEYS: dict[str, Callable[[], Any]] = {
+    **NO_ROWS,
+    "set": set,
+    "range": lambda: range(0),
+    "array": lambda: pa.array([], pa.int64()),
+    "chunked": lambda: pa.chunked_array([], pa.int64()),
+    "nulls": lambda: pa.array([]),
+    "numpy": lambda: np.array([]),
+    "series": lambda: pd.Series([], dtype=object),
+}
+SHARDINGS = [mw.Unsharded(), mw.Bucket("id", 2)]
+
+
+@pytest.mark.repro("writer-17")
+@pytest.mark.parametrize("sharding", SHARDINGS, ids=repr)
+def test_no_rows_and_no_keys_change_nothing_at_the_table(tmp_path: Path, sharding: Any) -> None:
+    table = mw.create_table(str(tmp_path / "t"), PLAIN, primary_key="id", sharding=sharding)
+    with table.writer() as writer:
+        for make in NO_ROWS.values():
+            assert writer.put(make()) == {}
+            assert writer.put(make(), txn=("app", 1)) == {}
+            assert writer.put_nowait(make()).durable
+        for make in NO_KEYS.values():
+            assert writer.delete(make()) == {}
+            for lookup in (table.lookup, writer.lookup):
+                assert lookup(make()).to_pydict() == {"id": [], "v": []}
+                assert lookup(make(), ["v"]).schema.names == ["v"]
+    assert table.shards() == []
+
+
+@pytest.mark.parametrize("form", NO_ROWS)
+def test_the_writer_of_a_shard_refuses_no_rows(tmp_path: Path, form: str) -> None:
+    table = mw.create_table(str(tmp_path / "t"), PLAIN, primary_key="id", writer_defaults={"fsync": False})
+    with table.shard_writer() as writer:
+        for put in (writer.put, writer.put_nowait):
+            with pytest.raises(mw.InvalidInputError, match=r"empty batch list|Batch 0 is empty"):
+                put(NO_ROWS[form]())
+        assert writer.stats().put_count == 0
+
+
+def test_a_row_or_a_key_without_columns_is_refused_and_not_dropped(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), pa.schema([("id", pa.int64())]), primary_key="id")
+    with table.writer() as writer:
+        for call in (lambda: writer.put([{}]), lambda: writer.delete([{}]), lambda: table.get({})):
+            with pytest.raises(mw.InvalidInputError, match="empty"):
+                call()
+
+
+FIRST, SECOND = uuid.UUID(int=1), uuid.UUID(int=2 << 64)
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> mw.Table:
+    """Row 1 in an SSTable of the first shard, row 2 in the log of the second."""
+    made = create(str(tmp_path / "t"), sharding=mw.Manual(), allow_keys_across_shards=True)
+    with made.shard_writer(FIRST) as writer:
+        assert (writer.shard_id, writer.config.shard_id) == (str(FIRST), str(FIRST))
+        writer.put({"id": [1], "v": [1], "s": ["one"]})
+    appender = mw.WalAppender.open(made.uri, SECOND, fsync=False)
+    appender.append(pa.table({"id": [2], "v": [2], "s": ["two"]}, schema=keyed()))
+    assert appender.shard_id == str(SECOND)
+    return made
+
+
+@pytest.mark.parametrize("of", [uuid.UUID, str])
+def test_shards_are_named_by_uuid_or_text(sharded: mw.Table, of: Any) -> None:
+    first, second = of(str(FIRST)), of(str(SECOND))
+    assert ids_of(sharded.scan(shards=[first])) == [1]
+    assert ids_of(sharded.scan(shards={second})) == [2]
+    assert ids_of(sharded.scan(shards=iter([first, second]))) == [1, 2]
+    assert ids_of(pickle.loads(pickle.dumps(sharded.scan(shards=[second])))) == [2]
+    tailer = mw.WalTailer(sharded.uri, second)
+    assert tailer.shard_id == str(SECOND)
+    assert tailer.read_entry(tailer.next_position() - 1) is not None
+    assert mw.ShardManifestStore(sharded.uri, first).shard_id == str(FIRST)
+    with sharded.changes(until="now") as feed:
+        assert sum(batch.num_rows for batch in feed) == 2
+        assert feed.cursor.place(second).position == tailer.next_position() - 1
+    assert [shard.shard_id for shard in sharded.flush(shards=(second,), force=True).shards] == [str(SECOND)]
+    assert sharded.compact(shards=[first]).generations == 1
+    assert sharded.details().compacted == {str(FIRST): 1}
+    with mw.ShardWriter.open(sharded.uri, config=mw.WriterConfig(shard_id=second), fsync=False) as writer:
+        assert writer.get(2, ["s"]) == {"s": "two"}
+    with mw.ShardWriter.open(sharded.uri, shard_id=first, fsync=False) as writer:
+        assert writer.shard_id == str(FIRST)
+
+
+@pytest.mark.parametrize("wrong", [str(FIRST).upper() + "A", SECOND.hex, SECOND.urn, SECOND.bytes, 1, True])
+def test_what_is_not_a_shard_id_is_refused(sharded: mw.Table, wrong: Any) -> None:
+    for call in (
+        lambda: sharded.shard_writer(wrong),
+        lambda: sharded.scan(shards=[wrong]),
+        lambda: sharded.flush(shards=[wrong]),
+        lambda: sharded.compact(shards=[wrong]),
+        lambda: mw.WalTailer(sharded.uri, wrong),
+        lambda: mw.Cursor(None).place(wrong),
+        lambda: mw.WalAppender.open(sharded.uri, wrong),
+        lambda: mw.ShardManifestStore(sharded.uri, wrong),
+        lambda: mw.WriterConfig(shard_id=wrong),
+    ):
+        with pytest.raises(mw.InvalidInputError, match="shard id"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [FIRST, str(FIRST), 5])
+def test_shards_that_are_not_a_list_are_refused(sharded: mw.Table, wrong: Any) -> None:
+    for read in (sharded.scan, sharded.flush, sharded.compact):
+        with pytest.raises(mw.InvalidInputError, match="list of shard ids"):
+            read(shards=wrong)
+
+
+@pytest.mark.parametrize("of", [uuid.UUID, str])
+def test_attended_shard_is_the_one_that_rows_go_to(tmp_path: Path, of: Any) -> None:
+    sharded = create(str(tmp_path / "t"))
+    sharded.add([{"id": 1, "v": 1, "s": "one"}])
+    sharded.close()
+    (shard_id,) = (info.shard_id for info in sharded.shards())
+    with sharded.writer(shared=True) as writer:
+        assert writer.attend([of(shard_id)]) == writer.owned_shards == {shard_id}
+        for wrong in (SECOND.hex, 7, None):
+            with pytest.raises(mw.InvalidInputError, match=r"must be a uuid\.UUID"):
+                writer.attend([wrong])  # type: ignore[list-item]
+
+
+HOSTILE = "<script>alert('x')</script>\"&"
+
+
+class Tags(HTMLParser):
+    """The tags and the texts of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.texts: list[str] = []
+        self.attributes: list[object] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def check(page: str) -> Tags:
+    """Only what we write is markup."""
+    found = Tags(page)
+    assert found.tags <= {"div", "b", "br", "table", "thead", "tbody", "tr", "th", "td"}
+    assert found.attributes == []
+    return found
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> mw.Table:
+    schema = pa.schema([pa.field(HOSTILE, pa.string(), nullable=False), ("n", pa.int64())])
+    hostile = create(str(tmp_path / "<b onclick=x>"), schema, primary_key=HOSTILE)
+    with hostile:
+        hostile.add([{HOSTILE: "<i>", "n": 1}])
+    return hostile
+
+
+def test_table_shows_its_columns_and_escapes_them(hostile: mw.Table) -> None:
+    found = "".join(check(hostile._repr_html_()).texts)
+    assert HOSTILE in found
+    assert "<b onclick=x>" in found
+    assert "int64" in found
+
+
+def test_reports_show_their_figures(hostile: mw.Table) -> None:
+    for report in (hostile.stats(), hostile.verify(), hostile.gc(dry_run=True), hostile.compact()):
+        assert type(report).__name__ in check(report._repr_html_()).texts[0]
+    problem = mw.Problem(HOSTILE, "<b>", "remedy")
+    assert HOSTILE in check(mw.VerifyReport([problem])._repr_html_()).texts
+
+
+def test_it_is_shown_without_storage(hostile: mw.Table) -> None:
+    shutil.rmtree(hostile.uri)
+    check(hostile._repr_html_())
+
+
+def test_it_is_small() -> None:
+    page = html_of("t", {"long": "x" * 10_000}, [{"a": number} for number in range(5000)])
+    assert len(page) < 3000
+    assert "4,950 more" in page
+    assert len(html_of_report(mw.VerifyReport([mw.Problem("a", "b", "c")] * 1000))) < 10_000

@@ -1,7 +1,5 @@
 """Queries of the page: what they answer, what they refuse, and what they cost."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,12 +1,17 @@
-"""One call keeps a table healthy, whatever others do meanwhile, and changes nothing that a read shows."""
+"""One call keeps a table healthy, is finished by the next one if it was killed, and changes nothing that a read shows."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +20,15 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.__main__ import main
 from lance_memwal.lance.manifest import DeletionFile, Fragment
 from lance_memwal.lance.optimize import crowded, index_parts
 from lance_memwal.store import paths
 from lance_memwal.upkeep.pins import pinned_versions
+from tests.harness.profile import scaled
+from tests.kit.golden_tables import POSITIONAL_VERSIONS, pylance_table
 from tests.kit.maintained import SETTINGS, flush, index_all, rows, table_with_indexes, wait_until
+from tests.kit.writers import in_thread
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 NOW = timedelta(0)
@@ -68,7 +77,7 @@ def test_one_call_leaves_one_file_one_part_per_index_and_no_garbage(tmp_path: Pa
     assert report.garbage.count("sstable") > 0
     assert report.postponed == {}
     assert [told for told in steps if told[0] == "maintenance steps"] == [
-        ("maintenance steps", n, 7) for n in range(1, 8)
+        ("maintenance steps", n, 6) for n in range(1, 7)
     ]
     assert table.verify().ok
     lance.dataset(table.uri).validate()
@@ -87,16 +96,21 @@ def test_a_second_call_has_nothing_to_do_and_commits_nothing(tmp_path: Path) -> 
     assert report.compaction.generations == report.flushed.generations == len(report.garbage.objects) == 0
 
 
-def test_a_fresh_row_goes_all_the_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flushed", [True, False])
+def test_maintain_moves_rows_of_a_live_writer_without_fencing_it(tmp_path: Path, flushed: bool) -> None:
     table = table_with_indexes(tmp_path)
     with table.shard_writer(SHARD, **SETTINGS) as writer:
         writer.put(rows([5_000]))
-        flush(writer)
+        if flushed:
+            flush(writer)
+        else:
+            age_log(table, 100_000)
         report = table.maintain()
         assert report.compaction.generations == 1
+        assert report.flushed.skipped == report.compaction.in_log_only == {}
+        assert table.stats().waiting_for_indexes == {}
+        assert lance.dataset(table.uri).count_rows() == 101
         writer.put(rows([5_001]))
-    assert table.stats().waiting_for_indexes == {}
-    assert lance.dataset(table.uri).count_rows() == 101
     assert table.count_rows() == 102
 
 
@@ -147,16 +161,6 @@ def test_only_logs_older_than_twice_the_age_of_a_memtable_are_claimed(tmp_path: 
         assert lance.dataset(table.uri).count_rows() == 3 + flushed
 
 
-def test_a_live_writer_of_this_process_is_never_fenced(tmp_path: Path) -> None:
-    table = table_with_indexes(tmp_path)
-    with table.shard_writer(SHARD, **SETTINGS) as writer:
-        writer.put(rows([5_000]))
-        age_log(table, 100_000)
-        assert "a writer of this process" in table.maintain().flushed.skipped[SHARD]
-        writer.put(rows([5_001]))
-    assert table.count_rows() == 102
-
-
 # ----------------------------------------------------------------------------------------------------------- versions
 
 
@@ -198,24 +202,18 @@ def test_maintenance_beside_writers_compactors_and_itself_loses_nothing(tmp_path
     dataset = lance.write_dataset(rows(range(100)), uri, enable_stable_row_ids=stable)
     dataset.create_scalar_index("n", "BTREE", name="n_btree")
     table = mw.enable(uri, primary_key="id", writer_defaults={**SETTINGS, "max_memtable_rows": 30})
-    failures: list[BaseException] = []
     done = threading.Event()
 
     def repeat(work: Callable[[], Any]) -> None:
-        try:
-            while not done.is_set():
-                work()
-        except BaseException as error:
-            failures.append(error)
+        while not done.is_set():
+            work()
 
     works: list[Callable[[], Any]] = [
         lambda: mw.open_table(uri).maintain(versions=timedelta(seconds=5), grace_seconds=5),
         lambda: mw.open_table(uri).maintain(indexes="defer", versions=None),
         lambda: mw.open_table(uri).compact(),
     ]
-    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
+    threads = [in_thread(partial(repeat, work)) for work in works]
     with table.writer(compaction=None) as writer:
         for number in range(30):
             writer.put(rows(range(90 + 10 * number, 110 + 10 * number)))
@@ -223,8 +221,7 @@ def test_maintenance_beside_writers_compactors_and_itself_loses_nothing(tmp_path
                 assert ids(table) == list(range(110 + 10 * number))
     done.set()
     for thread in threads:
-        thread.join(60)
-    assert failures == []
+        thread.result(60)
     table.maintain(versions=NOW, grace_seconds=0)
     assert ids(table) == list(range(400))
     assert lance.dataset(uri).count_rows() == 400
@@ -325,3 +322,98 @@ def test_wrong_options_are_refused_before_anything_is_done(tmp_path: Path, wrong
     with pytest.raises(mw.InvalidInputError):
         table.maintain(**wrong)
     assert table.base.version == version
+
+
+CHILD = """
+import sys
+from datetime import timedelta
+import lance_memwal as mw
+table = mw.open_table(sys.argv[1])
+print("ready", flush=True)
+while True:
+    table.maintain(versions=timedelta(0), grace_seconds=0)
+"""
+
+
+@pytest.mark.scaled
+def test_a_killed_maintenance_loses_nothing(tmp_path: Path) -> None:
+    table, number = table_with_indexes(tmp_path), 1_000
+    expected = set(range(100))
+    chance = random.Random(7)
+    for _ in range(scaled(ci=2, prove=60)):
+        with table.shard_writer(SHARD, **SETTINGS) as writer:
+            for _ in range(scaled(ci=4, prove=10)):
+                writer.put(rows(range(number, number + 5)))
+                writer.delete([number])
+                flush(writer)
+                expected |= set(range(number + 1, number + 5))
+                number += 5
+        child = subprocess.Popen([sys.executable, "-c", CHILD, table.uri], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(chance.uniform(0, 0.6))  # the moment is what is tried
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        assert set(table.scan(columns=["id"]).to_table()["id"].to_pylist()) == expected
+        assert table.verify().ok
+        table.compact()  # one file per round and more
+    report = table.maintain()
+    assert report.postponed == {}
+    assert table.stats().waiting_for_indexes == {}
+    assert lance.dataset(table.uri).count_rows() == len(expected)
+    assert table.search(text=f"number{number - 1}", k=1)["id"].to_pylist() == [number - 1]
+    lance.dataset(table.uri).validate()
+
+
+def stored_bytes(table: mw.Table, shard: str, generation: int) -> int:
+    """The bytes of all files of one generation."""
+    (directory,) = (Path(table.uri) / "_mem_wal" / shard).glob(f"*_gen_{generation}")
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def check(table: mw.Table) -> int:
+    """All sizes of the table's SSTables are those of their files; returns their sum."""
+    stats, infos = table.stats(), {info.shard_id: info for info in table.shards()}
+    for shard in stats.shards:
+        stored = [one for one in shard.generations if one.tier in ("sstable", "compacted")]
+        sizes = {one.generation: stored_bytes(table, shard.shard_id, one.generation) for one in stored}
+        assert {one.generation: one.size_bytes for one in stored} == sizes
+        assert shard.sstable_bytes == infos[shard.shard_id].bytes == sum(sizes.values())
+        assert shard.uncompacted_bytes == sum(sizes[one.generation] for one in stored if one.tier == "sstable")
+    return sum(shard.sstable_bytes for shard in stats.shards)
+
+
+def test_sizes_of_small_sstables_are_those_of_their_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"fsync": False})
+    writer = table.writer(compaction=None)
+    for first in (0, 1, 2):
+        writer.put([{"id": first, "v": 1}])
+        writer.flush()
+    writer.put([{"id": 9, "v": 9}])
+    small = check(table)
+    memory = table.stats().shards[0].generations
+    assert [one.in_memory_bytes is not None for one in memory] == [True] * 4
+    assert small > 10 * sum(one.in_memory_bytes or 0 for one in memory[:3])
+    assert memory[3].size_bytes is None
+
+    shard, metrics = table.shards()[0].shard_id, table.location.metrics
+    metrics.reset()
+    table.shards()
+    assert metrics.snapshot()["list"].count == 1
+    sizes = [stored_bytes(table, shard, generation) for generation in (1, 2, 3)]
+    report = table.compact(max_generations=2)
+    assert report.size_bytes == sum(sizes[:2])
+    assert table.stats().uncompacted_bytes == sizes[2]
+    check(table)
+    assert main(["stats", table.uri, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["shards"][0]["uncompacted_bytes"] == sizes[2]
+    writer.close()
+
+
+@pytest.mark.parametrize("version", [POSITIONAL_VERSIONS[-1], "14.0.2"])
+def test_sizes_of_generations_of_pylance_are_those_of_their_files(tmp_path: Path, version: str) -> None:
+    table = mw.open_table(pylance_table(version, "gap", tmp_path))
+    assert check(table) > 0

@@ -1,4 +1,4 @@
-"""Logs of sinks stay short: what is due, who flushes it, and what thousands of appends later costs."""
+"""Logs of sinks stay short; `compact(flush=True)` moves every row into the base table or reports which rows stay."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+import lance
 import pyarrow as pa
 import pytest
 
@@ -22,7 +23,8 @@ from lance_memwal.upkeep.short_logs import LogLength, LogLimits, ShortLogs
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
 from tests.harness.profile import scaled
-from tests.kit.tables import create, keyed
+from tests.kit.maintained import SETTINGS, flush, rows
+from tests.kit.tables import compact_everything, create, keyed, outside
 from tests.kit.writers import wait_for
 
 SCHEMA = keyed(pa.field("v", pa.int64()))
@@ -56,7 +58,7 @@ def append(sink: Sink, number: int) -> LogLength:
 
 
 def manifest(location: Location) -> ShardManifest:
-    found = ShardManifestStore(location, SHARD).read_latest()
+    found = manifest_or_none(location)
     assert found is not None
     return found
 
@@ -103,9 +105,7 @@ def test_a_table_that_is_gone_ends_the_upkeep_and_raises_nothing(table: mw.Table
     assert manifest_or_none(resolve(uri)) is None
 
 
-def test_upkeep_that_fails_in_any_way_is_logged_and_tried_again(
-    table: mw.Table, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_upkeep_is_logged_and_retried(table: mw.Table, caplog: pytest.LogCaptureFixture) -> None:
     clock, tried = SteppedClock(), []
 
     def maintain() -> None:
@@ -169,3 +169,86 @@ def test_thousands_of_appends_later_writes_and_reads_cost_what_they_did(tmp_path
     newest = manifest(location)
     assert len(newest.sstables) <= limits.generations
     assert len(location.store.list_names(f"_mem_wal/{SHARD}/wal")) <= 12 * entries
+
+
+def make(place: Path) -> mw.Table:
+    return mw.create_table(str(place / "t"), rows(range(3)), primary_key="id", writer_defaults=SETTINGS)
+
+
+def abandon(table: mw.Table, key: int) -> None:
+    """Leave a row in the log of a shard that nobody owns."""
+    writer = table.shard_writer()
+    writer.put(rows([key]))
+    writer.abort()
+
+
+def base_rows(table: mw.Table) -> int:
+    return int(lance.dataset(table.uri).count_rows())
+
+
+# ------------------------------------------------------------------------------------------------------------- compact
+
+
+def test_compact_says_which_rows_are_in_a_log_only(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    for _ in range(2):
+        assert table.compact().in_log_only == {}
+        table.shard_writer().close()  # the second one leaves a sentinel
+    assert table.compact().in_log_only == {}
+    with table.shard_writer(**SETTINGS) as writer:
+        writer.put(rows([10]))
+        report = table.compact()
+        assert list(report.in_log_only) == [SHARD]
+        assert "compact(flush=True)" in report.in_log_only[SHARD]
+        assert base_rows(table) == 3
+    assert table.compact().in_log_only == {}
+    assert base_rows(table) == 4
+
+
+def test_compact_with_flush_folds_rows_of_live_writers_and_of_abandoned_logs(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.writer(compaction=None) as writer:
+        writer.put(rows([10]))
+        assert table.compact(flush=True).in_log_only == {}
+        assert base_rows(table) == 4
+        writer.put(rows([11]))  # it was asked, not fenced
+    abandon(table, 12)
+    report = table.compact(flush=True)
+    assert "seconds old" in report.in_log_only[SHARD]
+    assert base_rows(table) == 5
+    table.flush(idle_seconds=0)
+    assert table.compact(flush=True).in_log_only == {}
+    assert base_rows(table) == 6
+
+
+def test_compact_with_flush_does_not_fence_another_process(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with outside() as other, table.shard_writer(**SETTINGS) as writer:
+        writer.put(rows([10]))
+        report = other.ask("compact", table.uri, flush=True)
+        assert list(report.in_log_only) == [SHARD]
+        writer.put(rows([11]))
+        writer.check_fenced()
+        flush(writer)
+        assert other.ask("compact", table.uri, flush=True).in_log_only == {}
+    assert base_rows(table) == 5
+
+
+def test_compact_with_flush_reports_log_of_wal_only_writer(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.shard_writer(enable_memtable=False) as queue:
+        queue.put(rows([10]))
+        assert list(table.compact(flush=True).in_log_only) == [SHARD]
+        queue.put(rows([11]))
+    compact_everything(table, 30)
+    assert base_rows(table) == 5
+
+
+def test_compact_of_overwritten_table_names_lost_index(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.shard_writer(**SETTINGS) as writer:
+        writer.put(rows([10]))
+        flush(writer)
+    lance.write_dataset(rows(range(3)), table.uri, mode="overwrite")
+    with pytest.raises(mw.InvalidInputError, match="no MemWAL index"):
+        table.compact(flush=True)

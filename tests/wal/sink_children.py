@@ -14,8 +14,6 @@ import lance_memwal as mw
 from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
 
-__all__ = ["SHARD", "append_ids", "keep_tidy", "take_over", "write_ids"]
-
 SHARD = mw.shard_id_for(mw.Unsharded())
 _PATIENCE = Patience(wait_seconds=60, silent_seconds=1.5)
 _LARGE = 50  # every so many appends is one that becomes a generation

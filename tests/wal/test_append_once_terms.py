@@ -1,7 +1,11 @@
-"""Appends without a writer that depend on the rows that are there: partial rows and conditions, in every tier."""
+"""Appends without a writer that depend on existing rows: partial rows, conditions, merges and sequences, in every tier."""
 
 from __future__ import annotations
 
+import multiprocessing
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,10 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
+from lance_memwal.serve.sink_owners import SinkOwners
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
 
 SCHEMA = pa.schema(
@@ -25,8 +31,8 @@ ABSENT = Terms(if_absent=True)
 NEWER = Terms(where="excluded.n > n")
 
 
-def make(place: Path, **options: Any) -> mw.Table:
-    return mw.create_table(str(place), SCHEMA, primary_key="id", writer_defaults={"fsync": False}, **options)
+def make(place: Path, schema: pa.Schema = SCHEMA, **options: Any) -> mw.Table:
+    return mw.create_table(str(place), schema, primary_key="id", writer_defaults={"fsync": False}, **options)
 
 
 def appender(table: mw.Table, **options: Any) -> OnceAppender:
@@ -125,10 +131,11 @@ def test_a_transaction_of_which_nothing_was_left_is_decided_anew(tmp_path: Path)
 
 @pytest.mark.parametrize("max_entry_bytes", [None, 10])
 @pytest.mark.parametrize("moves", ["append", "append and flush", "append, flush and compact"])
-def test_an_append_that_lost_its_place_is_resolved_again(
-    tmp_path: Path, moves: str, max_entry_bytes: int | None
+@pytest.mark.parametrize("has_merge", [False, True], ids=["partial rows", "merge"])
+def test_append_resolves_again_at_a_new_position(
+    tmp_path: Path, has_merge: bool, moves: str, max_entry_bytes: int | None
 ) -> None:
-    table = make(tmp_path / "t")
+    table = make(tmp_path / "t", merge=mw.LastWrite(sequence="n") if has_merge else None)
     one, other = appender(table, max_entry_bytes=max_entry_bytes), appender(table)
     claim = claimed(table, one)
     one.append(claim, rows({"id": 1, "v": "a", "n": 1}, {"id": 2, "v": "a", "n": 1}))
@@ -138,7 +145,7 @@ def test_an_append_that_lost_its_place_is_resolved_again(
         nonlocal beaten
         if point in ("once.before_put", "once.before_mark") and not beaten:
             beaten = True
-            other.append(claim, rows({"id": 1, "v": "other", "n": 5}), txn=("other", 1))
+            other.append(claim, rows({"id": 1, "v": "other", "n": 9 if has_merge else 5}), txn=("other", 1))
             if "flush" in moves:
                 other.flush_tail(claim)
             if "compact" in moves:
@@ -150,8 +157,8 @@ def test_an_append_that_lost_its_place_is_resolved_again(
     finally:
         crash_points.install(None)
     assert beaten
-    assert result.rows == 2
-    assert contents(table) == {1: ("other", 7), 2: ("a", 1), 3: (None, 7)}
+    assert result.rows == (1 if has_merge else 2)
+    assert contents(table) == {1: ("other", 9 if has_merge else 7), 2: ("a", 1), 3: (None, 7)}
 
 
 def test_partial_rows_that_become_too_large_are_a_generation(tmp_path: Path) -> None:
@@ -235,3 +242,226 @@ def test_terms_that_cannot_be_met_are_refused(tmp_path: Path) -> None:
     with pytest.raises(mw.InvalidInputError, match="no primary key"):
         once.append(claimed(plain, once), row, terms=KEEP)
     assert contents(table) == {}
+
+
+TIMED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string()), ("ts", pa.int64())])
+
+
+def versions(*given: tuple[int, int | None, str]) -> list[pa.RecordBatch]:
+    """(key, sequence, value); the value "" is a delete."""
+    keys, sequences, values = zip(*given, strict=True)
+    columns = {
+        "id": pa.array(keys, pa.int64()),
+        "v": pa.array([v or None for v in values], pa.string()),
+        "ts": pa.array(sequences, pa.int64()),
+        "_tombstone": pa.array([not v for v in values]),
+    }
+    return [pa.record_batch(columns)]
+
+
+def timed(table: mw.Table) -> dict[int, tuple[str, int]]:
+    return {row["id"]: (row["v"], row["ts"]) for row in table.scan().to_table().to_pylist()}
+
+
+@pytest.mark.parametrize("max_entry_bytes", [None, 10])
+@pytest.mark.parametrize("move", ["log", "sstable", "base"])
+def test_late_rows_and_deletes_are_left_out(tmp_path: Path, move: str, max_entry_bytes: int | None) -> None:
+    table = make(tmp_path / "t", TIMED, merge=mw.LastWrite(sequence="ts"))
+    once = appender(table, max_entry_bytes=max_entry_bytes)
+    claim = claimed(table, once)
+    first = versions((1, 10, "a"), (2, 10, "a"), (2, 20, ""), (1, 5, "late"))
+    assert once.append(claim, first, txn=("app", 1)).rows == 3
+    if move != "log":
+        once.flush_tail(claim)
+    if move == "base":
+        table.compact()
+    result = once.append(claim, versions((1, 9, "late"), (2, 15, "late"), (3, 1, "new"), (1, 9, "")), txn=("app", 2))
+    assert (result.rows, result.skipped) == (1, False)
+    assert once.append(claim, versions((1, 9, "late")), txn=("app", 3)).rows == 0
+    assert once.append(claim, versions((1, 11, "b")), txn=("app", 3)).rows == 1, "nothing was written, and no mark"
+    assert once.append(claim, versions((1, 99, "c")), txn=("app", 3)).skipped
+    assert timed(table) == {1: ("b", 11), 3: ("new", 1)}
+    with table.writer() as writer:
+        assert writer.put([{"id": 2, "v": "late", "ts": 19}]).written == 0
+        assert writer.put([{"id": 2, "v": "c", "ts": 21}]).written == 1
+
+
+def test_the_first_row_stays_and_a_delete_makes_room(tmp_path: Path) -> None:
+    table = make(tmp_path / "t", TIMED, merge=mw.FirstRow())
+    once = appender(table)
+    claim = claimed(table, once)
+    assert once.append(claim, versions((1, 1, "a"), (1, 2, "b"), (2, 1, "c"))).rows == 2
+    assert once.append(claim, versions((1, 3, "no"), (1, 4, ""), (1, 5, "next"), (3, 1, "d"))).rows == 3
+    assert timed(table) == {1: ("next", 5), 2: ("c", 1), 3: ("d", 1)}
+
+
+def test_rows_without_a_sequence_and_appenders_without_a_look_up_are_refused(tmp_path: Path) -> None:
+    table = make(tmp_path / "t", TIMED, merge=mw.LastWrite(sequence="ts"))
+    once, blind = appender(table), OnceAppender(table.location)
+    claim = claimed(table, once)
+    for wrong in (versions((1, None, "a")), versions((1, None, ""))):
+        with pytest.raises(mw.InvalidInputError, match="sequence"):
+            once.append(claim, wrong)
+    with pytest.raises(mw.InvalidInputError, match="merge="):
+        blind.append(claim, versions((1, 1, "a")))
+    assert timed(table) == {}
+
+
+Event = tuple[int, int, str]
+
+
+def _append_all(uri: str, claim: ShardClaim, events: list[Event], number: int) -> None:
+    """What one process does: append its share of the events, some at a time, each of them twice."""
+    once = appender(mw.open_table(uri), max_entry_bytes=400)
+    for start in range(0, len(events), 3):
+        some = versions(*events[start : start + 3])
+        for _ in range(2):
+            once.append(claim, some, txn=(f"process {number}", start))
+        if start % 9 == 0:
+            once.flush_tail(claim)
+
+
+def race(place: Path, seed: int, worker: Any) -> None:
+    """Events of a few keys, deletes among them, in any order, through three workers at once, and compactions between."""
+    draw = random.Random(seed)
+    events = [(draw.randrange(5), ts, draw.choice(["a", "b", ""])) for ts in draw.sample(range(1000), 45)]
+    newest = {key: (value, ts) for key, ts, value in sorted(events, key=lambda event: event[1])}
+    table = make(place, TIMED, merge=mw.LastWrite(sequence="ts"))
+    claim = appender(table).claim(str(table.sharding.default_shard()))
+    shares = [(str(place), claim, events[number::3], number) for number in range(3)]
+    workers = [worker(target=_append_all, args=share) for share in shares]
+    for one in workers:
+        one.start()
+    while any(one.is_alive() for one in workers):
+        table.compact()
+        for one in workers:
+            one.join(0.05)
+    assert all(getattr(one, "exitcode", 0) == 0 for one in workers)
+    assert timed(table) == {key: found for key, found in newest.items() if found[0]}
+    assert table.verify().ok
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_appenders_that_race_leave_the_table_that_any_order_leaves(tmp_path: Path, seed: int) -> None:
+    race(tmp_path / "t", seed, threading.Thread)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(20))
+def test_processes_that_race_leave_the_table_that_any_order_leaves(tmp_path: Path, seed: int) -> None:
+    race(tmp_path / "t", seed, multiprocessing.get_context("spawn").Process)
+
+
+SEQUENCED = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), ("v", pa.string()), pa.field("ts", pa.int64(), nullable=False)]
+)
+SHARD = mw.shard_id_for(mw.Unsharded())
+BY_TS = Terms(sequence="ts")
+
+
+def sink_of(table: mw.Table) -> Sink:
+    once = appender(table)
+    return Sink(once, patience=Patience(20, 60), find_owner=SinkOwners(table.location, str(once.table_id)))
+
+
+def test_an_owner_decides_as_a_sink_does_and_remembers_deletes(tmp_path: Path) -> None:
+    table = make(tmp_path / "t", SEQUENCED)
+    with table.writer(shared=True):
+        sink = sink_of(table)
+        sink.append(SHARD, versions((1, 10, "a"), (2, 10, "a")), terms=BY_TS)
+        assert sink.append(SHARD, versions((1, 9, "late"), (2, 20, "")), terms=BY_TS).rejected_rows == 1
+        assert timed(table) == {1: ("a", 10)}
+    table.flush(force=True)
+    table.compact()
+    table.gc(grace_seconds=0)
+    with table.writer(shared=True):
+        assert sink_of(table).append(SHARD, versions((2, 19, "late")), terms=BY_TS).rejected_rows == 1
+    assert sink_of(table).append(SHARD, versions((2, 19, "late"), (2, 21, "b")), terms=BY_TS).rejected_rows == 1
+    assert timed(table) == {1: ("a", 10), 2: ("b", 21)}
+
+
+def test_other_writes_of_such_a_table_are_what_they_were(tmp_path: Path) -> None:
+    table = make(tmp_path / "t", SEQUENCED)
+    sink = sink_of(table)
+    sink.append(SHARD, versions((1, 10, "a"), (2, 10, "")), terms=BY_TS)
+    assert table.merge is None
+    sink.append(SHARD, versions((1, 5, "plain")))
+    table.flush(force=True)
+    with table.writer() as writer:
+        writer.put_nowait([{"id": 3, "v": "plain", "ts": 1}])
+        writer.put([{"id": 3, "v": "plainer", "ts": 0}])
+        writer.delete([1])
+    assert timed(table) == {3: ("plainer", 0)}
+    sink.append(SHARD, versions((1, 1, "after a delete that has no sequence"), (2, 9, "late")), terms=BY_TS)
+    assert sorted(timed(table)) == [1, 3]
+
+
+def test_a_table_goes_by_one_sequence_also_when_its_column_gets_another_name(tmp_path: Path) -> None:
+    table = make(tmp_path / "t", SEQUENCED.append(pa.field("n", pa.int64())))
+    with ThreadPoolExecutor(4) as pool:
+        sinks = [sink_of(table) for _ in range(4)]
+        made = [
+            pool.submit(sink.append, SHARD, versions((1, 10 + n, f"v{n}")), terms=Terms("null", sequence="ts"))
+            for n, sink in enumerate(sinks)
+        ]
+    assert sum(len(future.result().rejected or ()) + future.result().rows for future in made) == 4
+    assert timed(table) == {1: ("v3", 13)}
+    with pytest.raises(mw.InvalidInputError, match=r"'ts'.*'n'"):
+        sinks[0].append(SHARD, versions((1, 10, "a")), terms=Terms("null", sequence="n"))
+    table.dataset.alter_columns({"path": "ts", "name": "at"})
+    renamed = versions((1, 12, "late"))[0].rename_columns(["id", "v", "at", "_tombstone"])
+    assert sink_of(table).append(SHARD, [renamed], terms=Terms("null", sequence="at")).rejected_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("terms", "given", "merge", "match"),
+    [
+        (BY_TS, (1, None, ""), None, "'ts'"),
+        (Terms(sequence="v"), (1, 1, "a"), None, "'v'"),
+        (Terms(sequence="id"), (1, 1, "a"), None, "'id'"),
+        (BY_TS, (1, 1, "a"), mw.FirstRow(), "FirstRow"),
+    ],
+)
+def test_what_cannot_be_put_in_order_is_refused(
+    tmp_path: Path, terms: Terms, given: tuple[int, int | None, str], merge: Any, match: str
+) -> None:
+    table = make(tmp_path / "t", SEQUENCED, merge=merge)
+    with pytest.raises(mw.InvalidInputError, match=match):
+        sink_of(table).append(SHARD, versions(given), terms=terms)
+    assert timed(table) == {}
+
+
+COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
+
+
+def test_batches_that_are_joined_need_not_say_the_same_of_nulls(tmp_path: Path) -> None:
+    defaults = mw.WriterConfig(max_memtable_batches=1, fsync=False)
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults=defaults)
+    appender = OnceAppender(table.uri)
+    strict = pa.record_batch([pa.array([1]), pa.array(["a"])], schema=COLUMNS)
+    relaxed = pa.record_batch({"v": ["b"], "id": [2]})
+    appender.append(appender.claim(mw.shard_id_for(mw.Unsharded())), [strict, relaxed])
+    assert table.scan().to_table().sort_by("id").to_pylist() == [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}]
+
+
+@pytest.mark.parametrize("max_entry_bytes", [None, 10], ids=["an entry", "a generation"])
+def test_columns_added_during_an_append_are_not_mixed_into_it(tmp_path: Path, max_entry_bytes: int | None) -> None:
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    appender = OnceAppender(table.location, max_entry_bytes=max_entry_bytes)
+    claim = appender.claim(SHARD)
+    rows = [pa.record_batch({"id": [1], "v": ["a"]})]
+
+    def meanwhile(_: int) -> None:
+        if "n" not in table.schema.names:
+            table.dataset.add_columns(pa.schema([pa.field("n", pa.int64())]))
+            appender.refresh()  # as an append of another thread, to another shard, does it
+
+    assert appender.append(claim, rows, guard=meanwhile).rows == 1
+    assert "n" in appender.schema.columns.names
+    assert appender.append(claim, [pa.record_batch({"id": [2], "v": ["b"], "n": [2]})]).rows == 1
+    appender.flush_tail(claim)
+    table.compact()
+    assert table.scan().to_table().sort_by("id").to_pylist() == [
+        {"id": 1, "v": "a", "n": None},
+        {"id": 2, "v": "b", "n": 2},
+    ]

@@ -1,34 +1,46 @@
-"""One append is one entry on storage, or an error that changes nothing."""
+"""One append is one entry on storage, or an error that changes nothing; if its position is taken, the entry there decides."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
 
-from lance_memwal import (
-    Bucket,
-    FencedError,
-    InvalidInputError,
-    Manual,
-    WalAppender,
-    WalTailer,
-    WriterPoisonedError,
-    crash_points,
-    create_table,
-    route,
-)
+import lance_memwal as mw
 from lance_memwal.config import WriterConfig
+from lance_memwal.log.entry import encode_mark, encode_sentinel
+from lance_memwal.log.wal import PersistPolicy, ShardLog, open_log
 from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.testing.clocks import SkippingClock
-from lance_memwal.types import Transaction
-from tests.kit.logs import KEY, OTHER_SHARD, SCHEMA, SHARD, ids, interrupted, lance_table, place, read_all, rows, story
+from lance_memwal.types import ShardManifest, Transaction
+from tests.kit.logs import (
+    KEY,
+    NO_SYNC,
+    OTHER_SHARD,
+    SCHEMA,
+    SHARD,
+    entry_bytes,
+    ids,
+    interrupted,
+    lance_table,
+    manifests_at,
+    open_shard,
+    place,
+    put_entry,
+    read_all,
+    rows,
+    story,
+)
+from tests.kit.writers import in_threads
 
 STRICT = pa.schema(
     [
@@ -40,8 +52,8 @@ STRICT = pa.schema(
 )
 
 
-def appender(uri: str | Any, shard_id: str = SHARD, **options: Any) -> WalAppender:
-    return WalAppender.open(uri, shard_id, fsync=False, **options)
+def appender(uri: str | Any, shard_id: str = SHARD, **options: Any) -> mw.WalAppender:
+    return mw.WalAppender.open(uri, shard_id, fsync=False, **options)
 
 
 def stored(uri: str | Any) -> list[dict[str, Any]]:
@@ -58,7 +70,7 @@ def test_an_append_returns_the_position_of_one_entry_with_all_batches(tmp_path: 
     assert [writer.append(rows(1)), writer.append([rows(2), rows(3, 4)])] == [1, 2]
     assert writer.next_position == 3
     assert [len(entry.batches) for entry in read_all(location)] == [1, 2]
-    assert ids(WalTailer(location, SHARD).read_entry(2)) == [2, 3, 4]
+    assert ids(mw.WalTailer(location, SHARD).read_entry(2)) == [2, 3, 4]
 
 
 SHAPES: dict[str, Any] = {
@@ -125,7 +137,7 @@ def test_what_does_not_fit_is_refused_with_its_column_and_nothing_is_written(wha
     uri = lance_table(tmp_path, STRICT)
     writer = appender(uri)
     data, told = REFUSED[what]
-    with pytest.raises(InvalidInputError, match=told):
+    with pytest.raises(mw.InvalidInputError, match=told):
         writer.append(data, missing="null")
     assert read_all(uri) == []
     assert writer.append(pa.table({"id": [1], "price": [1]}), missing="null") == 1, "a refusal is no failure of the log"
@@ -134,11 +146,11 @@ def test_what_does_not_fit_is_refused_with_its_column_and_nothing_is_written(wha
 def test_the_first_append_that_lands_sets_the_columns_where_there_is_no_table(tmp_path: Path) -> None:
     location = place(tmp_path)
     writer = appender(location)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(mw.InvalidInputError):
         writer.append([pa.record_batch({"wrong": ["x"]}), pa.record_batch({"other": ["y"]})])
     assert writer.append(rows(1)) == 1
     assert writer.append(pa.record_batch({"name": ["b"], "id": pa.array([2], pa.int8())})) == 2
-    with pytest.raises(InvalidInputError, match="'colour'"):
+    with pytest.raises(mw.InvalidInputError, match="'colour'"):
         writer.append(pa.record_batch({"id": [3], "colour": ["red"]}))
     assert [row["id"] for row in stored(location)] == [1, 2]
 
@@ -188,25 +200,25 @@ def test_a_tombstone_needs_its_key_and_nothing_else(tmp_path: Path) -> None:
         (6, True, True),
         (7, False, False),
     ]
-    with pytest.raises(InvalidInputError, match="'price'"):
+    with pytest.raises(mw.InvalidInputError, match="'price'"):
         writer.append(
             pa.table({"id": [6, 7], "price": pa.array([None, None], pa.int8()), "_tombstone": [True, False]}),
             missing="null",
         )
-    with pytest.raises(InvalidInputError, match="'id'"):
+    with pytest.raises(mw.InvalidInputError, match="'id'"):
         writer.append(pa.table({"id": pa.array([None], pa.int64()), "_tombstone": [True]}))
 
 
 def test_flags_without_a_tombstone_change_nothing(tmp_path: Path) -> None:
     uri = lance_table(tmp_path, STRICT)
-    with pytest.raises(InvalidInputError, match="'price'"):
+    with pytest.raises(mw.InvalidInputError, match="'price'"):
         appender(uri).append(pa.table({"id": [5], "_tombstone": [False]}))
 
 
 def test_rows_of_a_table_without_a_key_cannot_be_deleted(tmp_path: Path) -> None:
     uri = lance_table(tmp_path, pa.schema([("name", pa.string())]))
     writer = appender(uri)
-    with pytest.raises(InvalidInputError, match="primary key"):
+    with pytest.raises(mw.InvalidInputError, match="primary key"):
         writer.append(pa.table({"name": ["a"], "_tombstone": [True]}))
     assert writer.append(pa.table({"name": ["a"], "_tombstone": [False]})) == 1
 
@@ -229,10 +241,10 @@ def test_many_small_batches_are_combined_so_that_every_reader_takes_the_entry(tm
 
 def test_a_slice_counts_its_own_bytes_and_not_those_of_its_parent(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
-    create_table(
+    mw.create_table(
         uri,
         SCHEMA,
-        sharding=Manual(),
+        sharding=mw.Manual(),
         allow_keys_across_shards=True,
         writer_defaults={"max_memtable_size": 500_000, "max_entry_bytes": 600_000},
     )
@@ -246,11 +258,11 @@ def test_a_slice_counts_its_own_bytes_and_not_those_of_its_parent(tmp_path: Path
 
 def test_more_than_an_entry_may_hold_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
-    create_table(
-        uri, SCHEMA, sharding=Manual(), allow_keys_across_shards=True, writer_defaults={"max_entry_bytes": 200_000}
+    mw.create_table(
+        uri, SCHEMA, sharding=mw.Manual(), allow_keys_across_shards=True, writer_defaults={"max_entry_bytes": 200_000}
     )
     writer = appender(uri)
-    with pytest.raises(InvalidInputError, match="too many"):
+    with pytest.raises(mw.InvalidInputError, match="too many"):
         writer.append(rows(*range(20_000)))
     assert writer.append(rows(1)) == 1
 
@@ -265,11 +277,11 @@ def test_an_appender_whose_log_failed_refuses_everything_and_reopening_recovers(
     writer.append(rows(1))
     last = len(script.calls)
     script.plan = FaultPlan(at=dict.fromkeys(range(last, last + 40), FaultKind.ERROR_AFTER))
-    with pytest.raises(WriterPoisonedError) as first:
+    with pytest.raises(mw.WriterPoisonedError) as first:
         writer.append(rows(2))
     script.plan = FaultPlan()
     for _ in range(2):
-        with pytest.raises(WriterPoisonedError) as again:
+        with pytest.raises(mw.WriterPoisonedError) as again:
             writer.append(rows(3))
         assert str(again.value) == str(first.value)
     reopened = appender(clean)
@@ -283,7 +295,7 @@ def test_a_fenced_appender_says_so_again_and_again(tmp_path: Path) -> None:
     first.check_fenced()
     second = appender(location)
     for ask in (lambda: first.append(rows(1)), first.check_fenced, lambda: first.append(rows(2))):
-        with pytest.raises(FencedError, match="Writer fenced") as error:
+        with pytest.raises(mw.FencedError, match="Writer fenced") as error:
             ask()
         assert (error.value.our_epoch, error.value.current_epoch) == (1, 2)
     second.check_fenced()
@@ -294,43 +306,29 @@ def test_an_appender_that_learned_of_its_fence_from_the_manifest_appends_nothing
     location = place(tmp_path)
     writer = appender(location)
     writer._manifests.claim_epoch()  # a claim whose sentinel is still to come
-    with pytest.raises(FencedError):
+    with pytest.raises(mw.FencedError):
         writer.check_fenced()
-    with pytest.raises(FencedError):
+    with pytest.raises(mw.FencedError):
         writer.append(rows(1))
     assert read_all(location) == []
 
 
+@pytest.mark.repro("writer-11")
 @pytest.mark.parametrize("landed", [False, True], ids=["before its put", "after its put"])
-def test_an_append_that_was_interrupted_is_in_the_log_before_the_next_one(landed: bool, tmp_path: Path) -> None:
+def test_interrupted_append_poisons_and_its_transaction_is_written_once(landed: bool, tmp_path: Path) -> None:
     uri = lance_table(tmp_path, max_memtable_rows=2)
     calls = interrupted("put_new", paths.wal_entry_path(SHARD, 2), _interrupt, before=not landed)
     writer = appender(place(tmp_path, wrap=calls))
     writer.append(rows(1, 2), txn=("app", 1))
     with pytest.raises(KeyboardInterrupt):
-        writer.append(rows(3, 4))
-    assert writer.next_position == 2
-    assert writer.append(rows(5, 6)) == 3
-    assert [entry.generation for entry in read_all(uri)] == [1, 2, 3]
-    assert [ids(entry) for entry in read_all(uri)] == [[1, 2], [3, 4], [5, 6]]
-
-
-@pytest.mark.repro("writer-11")
-@pytest.mark.parametrize("txn", [None, ("app", 1)], ids=["rows", "transaction"])
-@pytest.mark.parametrize("point", ["put_new", "wal.after_put"])
-def test_an_interrupted_append_that_is_made_again_is_one_entry(
-    point: str, txn: tuple[str, int] | None, tmp_path: Path
-) -> None:
-    calls = interrupted("put_new", paths.wal_entry_path(SHARD, 1), _interrupt) if point == "put_new" else None
-    writer = appender(place(tmp_path, wrap=calls))
-    crash_points.install(lambda reached: _interrupt() if reached == point else None)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            writer.append(rows(1), txn=txn)
-    finally:
-        crash_points.install(None)
-    assert [writer.append(rows(1), txn=txn), writer.append(rows(2))] == [1, 2]
-    assert story(read_all(place(tmp_path))) == [(1, 1, [1]), (2, 1, [2])]
+        writer.append(rows(3, 4), txn=("app", 2))
+    with pytest.raises(mw.WriterPoisonedError):
+        writer.append(rows(5, 6))
+    again = appender(place(tmp_path))
+    assert (again.append(rows(3, 4), txn=("app", 2)) == 0) is landed
+    again.append(rows(5, 6))
+    found = [ids(entry) for entry in read_all(uri) if entry.batches]
+    assert found == [[1, 2], [3, 4], [5, 6]]
 
 
 def _interrupt() -> None:
@@ -349,11 +347,7 @@ def test_threads_share_an_appender_and_every_append_gets_its_own_entry(tmp_path:
             number = name * 100 + n
             got[number] = writer.append(rows(number))
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(8))
     assert sorted(got.values()) == list(range(1, 161))
     assert {entry.position: ids(entry) for entry in read_all(location)} == {p: [n] for n, p in got.items()}
 
@@ -364,19 +358,19 @@ def test_threads_share_an_appender_and_every_append_gets_its_own_entry(tmp_path:
 def test_rows_that_belong_to_another_shard_are_refused(tmp_path: Path) -> None:
     uri = lance_table(tmp_path, bucket_column="id", num_buckets=4)
     batch = rows(*range(20))
-    routed = dict(route(batch, Bucket("id", 4), SCHEMA))
+    routed = dict(mw.route(batch, mw.Bucket("id", 4), SCHEMA))
     shard, mine = next(iter(routed.items()))
     writer = appender(uri, shard)
-    with pytest.raises(InvalidInputError, match="belong to shard"):
+    with pytest.raises(mw.InvalidInputError, match="belong to shard"):
         writer.append(batch)
     assert writer.append(mine) == 1
-    with pytest.raises(InvalidInputError, match="belong to shard"):
+    with pytest.raises(mw.InvalidInputError, match="belong to shard"):
         appender(uri, OTHER_SHARD).append(mine)
 
 
 def test_a_table_that_is_sharded_records_its_spec_in_the_manifest(tmp_path: Path) -> None:
     uri = lance_table(tmp_path, bucket_column="id", num_buckets=4)
-    shard = next(iter(dict(route(rows(1), Bucket("id", 4), SCHEMA))))
+    shard = next(iter(dict(mw.route(rows(1), mw.Bucket("id", 4), SCHEMA))))
     writer = appender(uri, shard)
     manifest = writer._manifests.read_latest()
     assert manifest is not None
@@ -391,3 +385,205 @@ def test_a_transaction_may_be_given_as_a_value(tmp_path: Path) -> None:
     location = place(tmp_path)
     assert appender(location).append(rows(1), txn=Transaction("app", 3, "query")) == 1
     assert read_all(location)[0].txn == Transaction("app", 3, "query")
+
+
+def second_owner(location: Location) -> ShardLog:
+    """The log under epoch 2: its sentinel is at 1, its next position is 2."""
+    manifests_at(location).claim_epoch()
+    return open_shard(location).log
+
+
+def faulty(log: ShardLog, script: FaultScript, policy: PersistPolicy = NO_SYNC) -> ShardLog:
+    """The same log through a store with faults."""
+    location = replace(log.location, store_once=script.wrap(log.location.store_once))
+    return ShardLog(location, log.shard_id, log.epoch, log.next_position, policy, SkippingClock())
+
+
+def test_same_epoch_and_same_bytes_are_ours(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    log = second_owner(location)
+    data = entry_bytes(2, 5)
+    put_entry(location, 2, data)
+    assert log.append(data) == 2
+    assert log.next_position == 3
+    assert story(read_all(location)) == [(1, 2, "sentinel"), (2, 2, [5])]
+
+
+@pytest.mark.parametrize(
+    ("data", "cause", "replayed"),
+    [
+        (entry_bytes(2, 5), mw.ConflictError, True),
+        (entry_bytes(1, 5), mw.ConflictError, True),
+        (encode_mark(1), mw.ConflictError, True),
+        (b"", mw.CorruptDataError, False),
+        (b"torn", mw.CorruptDataError, False),
+        (entry_bytes(1, 5)[:-9], mw.CorruptDataError, False),
+    ],
+    ids=["same epoch, other bytes", "lower rows", "lower mark", "empty", "text", "cut"],
+)
+def test_entry_that_is_not_ours_poisons(data: bytes, cause: type[Exception], replayed: bool, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    log = second_owner(location)
+    put_entry(location, 2, data)
+    with pytest.raises(mw.WriterPoisonedError, match="reopen" if replayed else None) as error:
+        log.append(entry_bytes(2, 6))
+    assert isinstance(error.value.__cause__, cause)
+    assert log.next_position == 2
+    if replayed:
+        assert location.store.get(paths.wal_entry_path(SHARD, 2)) == data
+        reopened = open_shard(location)
+        assert (reopened.log.epoch, reopened.replay_start, reopened.replay_end) == (3, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "data", [entry_bytes(3, 5), encode_sentinel(3), encode_mark(3)], ids=["rows", "sentinel", "mark"]
+)
+def test_a_higher_epoch_fences(data: bytes, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    log = second_owner(location)
+    put_entry(location, 2, data)
+    with pytest.raises(mw.FencedError, match="Writer fenced") as error:
+        log.append(entry_bytes(2, 6))
+    assert (error.value.our_epoch, error.value.current_epoch) == (2, 3)
+
+
+def test_a_lower_sentinel_moves_the_entry_to_the_next_position(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    log = second_owner(location)
+    put_entry(location, 2, encode_sentinel(1))
+    put_entry(location, 3, encode_sentinel(0))
+    assert log.append(entry_bytes(2, 6)) == 4
+    assert log.next_position == 5
+    assert story(read_all(location))[1:] == [(2, 1, "sentinel"), (3, 0, "sentinel"), (4, 2, [6])]
+
+
+@pytest.mark.parametrize(
+    ("faults", "fsync", "calls"),
+    [
+        ({0: FaultKind.CONFLICT_WITHOUT_EFFECT}, False, ["put_new", "get", "put_new"]),
+        ({0: FaultKind.ERROR_AFTER, 2: FaultKind.ERROR_BEFORE}, False, ["put_new", "put_new", "get", "put_new", "get"]),
+        # The first attempt may have created the name and failed at its fsync.
+        ({0: FaultKind.ERROR_AFTER}, True, ["put_new", "put_new", "get", "sync_tree"]),
+    ],
+    ids=["taken but not found", "failed read back", "found, made durable before it is acknowledged"],
+)
+def test_append_is_retried_at_its_position(
+    faults: dict[int, FaultKind], fsync: bool, calls: list[str], tmp_path: Path
+) -> None:
+    log = second_owner(place(tmp_path))
+    script = FaultScript(FaultPlan(at=faults))
+    policy = PersistPolicy(fsync=True) if fsync else NO_SYNC
+    assert faulty(log, script, policy).append(entry_bytes(2, 6)) == 2
+    assert [(call.kind, call.path) for call in script.calls] == [
+        (kind, paths.wal_entry_path(SHARD, 2)) for kind in calls
+    ]
+
+
+def test_an_entry_that_vanished_before_it_was_read_is_tried_again_at_the_same_position(tmp_path: Path) -> None:
+    """A staging object of a store may show up and go: the position decides, not the first answer."""
+    location = place(tmp_path)
+    log = second_owner(location)
+    path = paths.wal_entry_path(SHARD, 2)
+    put_entry(location, 2, encode_sentinel(1))
+    vanishing = place(tmp_path, wrap=interrupted("get", path, lambda: location.store.delete(path), before=True))
+    again = ShardLog(vanishing, SHARD, log.epoch, log.next_position, NO_SYNC, SkippingClock())
+    assert again.append(entry_bytes(2, 6)) == 2
+
+
+@pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.LATE_EFFECT])
+def test_retry_sends_the_same_bytes_to_the_same_position(kind: FaultKind, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    log = second_owner(location)
+    script = FaultScript(FaultPlan(at={0: kind}))
+    data = entry_bytes(2, 6)
+    assert faulty(log, script).append(data) == 2
+    script.settle()
+    assert {call.path for call in script.calls} == {paths.wal_entry_path(SHARD, 2)}
+    assert location.store.get(paths.wal_entry_path(SHARD, 2)) == data
+    assert len(read_all(location)) == 2
+
+
+def test_a_put_that_keeps_failing_poisons_after_the_configured_retries_with_growing_waits(tmp_path: Path) -> None:
+    log = second_owner(place(tmp_path))
+    script = FaultScript(FaultPlan(rate=1.0, kinds=frozenset({FaultKind.ERROR_BEFORE})))
+    clock = SkippingClock()
+    location = replace(log.location, store_once=script.wrap(log.location.store_once))
+    policy = PersistPolicy(max_retries=4, base_delay_seconds=0.1, fsync=False)
+    with pytest.raises(mw.WriterPoisonedError) as error:
+        ShardLog(location, SHARD, 2, 2, policy, clock).append(entry_bytes(2, 6))
+    assert isinstance(error.value.__cause__, mw.UnavailableError)
+    assert [call.kind for call in script.calls] == ["put_new"] * 5
+    assert len(clock.slept) == 4
+    for wait, ceiling in zip(clock.slept, (0.1, 0.2, 0.4, 0.8), strict=True):
+        assert ceiling / 2 <= wait <= ceiling
+
+
+def test_an_entry_that_cannot_be_made_durable_is_not_acknowledged(tmp_path: Path) -> None:
+    log = second_owner(place(tmp_path))
+    plan = FaultPlan(at={0: FaultKind.ERROR_AFTER, 3: FaultKind.ERROR_BEFORE, 6: FaultKind.ERROR_BEFORE})
+    policy = PersistPolicy(max_retries=2, fsync=True)
+    with pytest.raises(mw.WriterPoisonedError):
+        faulty(log, FaultScript(plan), policy).append(entry_bytes(2, 6))
+
+
+def test_a_sentinel_whose_answer_was_lost_is_recognised_and_no_second_one_is_written(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    mw.WalAppender.open(location, SHARD).append(rows(1))
+    script = FaultScript(FaultPlan(at={0: FaultKind.ERROR_AFTER}))
+    through = replace(location, store_once=_OnlyTheLog(script, location))
+    opened = open_log(manifests_at(through), policy=NO_SYNC, clock=SkippingClock())
+    assert len(script.injected) == 1
+    assert (opened.replay_end, opened.log.next_position) == (2, 3)
+    assert story(read_all(location)) == [(1, 1, [1]), (2, 2, "sentinel")]
+
+
+class _OnlyTheLog(WrappedStore):
+    """A store with faults for WAL entries, and none for the hint of the manifest."""
+
+    def __init__(self, script: FaultScript, location: Location) -> None:
+        super().__init__(script.wrap(location.store_once))
+        self._plain = location.store_once
+
+    def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        self._plain.put(path, data, sync=sync)
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["no effect", "lost answer"])
+def test_takeover_between_two_attempts_fences_unless_the_entry_is_below_the_sentinel(
+    landed: bool, tmp_path: Path
+) -> None:
+    """If the first attempt had an effect before the successor's sentinel, it is acknowledged: the successor has it."""
+    location = place(tmp_path)
+    opened = open_shard(location)
+    script = FaultScript(FaultPlan(at={0: FaultKind.ERROR_AFTER if landed else FaultKind.ERROR_BEFORE}))
+    through = replace(location, store_once=script.wrap(location.store_once))
+    log = ShardLog(through, SHARD, opened.log.epoch, opened.log.next_position, NO_SYNC, _TakingOver(location))
+    if landed:
+        assert log.append(entry_bytes(1, 1)) == 1
+    with pytest.raises(mw.FencedError):
+        log.append(entry_bytes(1, 2))
+    assert story(read_all(location)) == ([(1, 1, [1]), (2, 2, "sentinel")] if landed else [(1, 2, "sentinel")])
+
+
+class _TakingOver(SkippingClock):
+    """A clock whose first sleep is long enough for somebody else to open the shard."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__()
+        self._location: Location | None = location
+
+    def sleep(self, seconds: float) -> None:  # type: ignore[override]
+        if self._location is not None:
+            location, self._location = self._location, None
+            open_shard(location)
+
+
+def test_a_manifest_that_has_moved_on_changes_nothing_for_an_append(tmp_path: Path) -> None:
+    """Appends do not read the manifest: the log alone decides, so a claim without a sentinel fences at the next open."""
+    location = place(tmp_path)
+    log = second_owner(location)
+    claimed: tuple[int, ShardManifest] = manifests_at(location).claim_epoch()
+    assert claimed[0] == 3
+    script = FaultScript()
+    assert faulty(log, script).append(entry_bytes(2, 6)) == 2
+    assert [call.kind for call in script.calls] == ["put_new"]

@@ -1,13 +1,17 @@
-"""Opening a log: claim, sentinel, second look, and a next position that is fixed from then on."""
+"""Opening a log: claim, sentinel, second look; a process that slept in a claim, an append or a flush loses the shard."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import lance_memwal as mw
 from lance_memwal import ConflictError, CorruptDataError, FencedError, InvalidInputError, UnavailableError, WalAppender
 from lance_memwal import crash_points as memwal_hooks
 from lance_memwal.log.entry import decode_entry, encode_mark, encode_sentinel
@@ -15,28 +19,32 @@ from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.log.reading import read_transactions
 from lance_memwal.log.tail import LogRun
 from lance_memwal.store import paths
-from lance_memwal.store.location import Location
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import ShardManifest, ShardStatus
+from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.once import OnceAppender
+from tests.harness.processes import Child, start
 from tests.kit.logs import (
     SHARD,
+    collected,
     delete_entry,
     entry_bytes,
     flushed,
     interrupted,
     manifests_at,
-    map_beside,
     map_of,
-    of_earlier_release,
     open_shard,
     place,
     put_entry,
     read_all,
     rows,
-    seen,
     story,
     with_map,
 )
+from wal.wal_children import append_and_stall, append_in_a_fork
 
 CLAIMED = ShardManifest(1, SHARD, writer_epoch=1)
 
@@ -85,9 +93,7 @@ def test_epoch_1_starts_after_the_cursor_of_a_manifest_that_nobody_claimed_and_n
     assert ("list_names", paths.wal_dir(SHARD)) not in [(call.kind, call.path) for call in script.calls]
 
 
-def test_a_claimer_of_epoch_1_that_slept_behind_its_successor_cannot_append(
-    tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]
-) -> None:
+def test_stale_first_claimer_is_fenced(tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]) -> None:
     location = place(tmp_path)
     at_point("open.after_claim", lambda: WalAppender.open(location, SHARD).append(rows(1)))
     sleeper = WalAppender.open(location, SHARD)
@@ -181,31 +187,22 @@ def test_a_sentinel_that_meets_a_lower_sentinel_or_a_mark_moves_on(tmp_path: Pat
     assert {app: item.version for app, item in opened.transactions.whole().items()} == {"a": 3, "b": 4}
 
 
-def test_a_sentinel_that_meets_a_higher_epoch_is_fenced(tmp_path: Path) -> None:
+MET: dict[str, tuple[bytes, type[Exception], dict[str, object]]] = {
+    "a higher epoch": (encode_sentinel(3), FencedError, {"our_epoch": 2, "current_epoch": 3}),
+    "its own epoch with other bytes": (encode_mark(2), ConflictError, {"retryable": True}),
+    "damage": (b"torn", CorruptDataError, {"position": 1, "path": paths.wal_entry_path(SHARD, 1)}),
+}
+
+
+@pytest.mark.parametrize("met", MET)
+def test_sentinel_that_meets_an_entry_it_cannot_pass_raises(tmp_path: Path, met: str) -> None:
+    data, kind, expected = MET[met]
     location = place(tmp_path)
     manifests_at(location).claim_epoch()
-    race = interrupted("list_names", paths.wal_dir(SHARD), lambda: put_entry(location, 1, encode_sentinel(3)))
-    with pytest.raises(FencedError) as error:
+    race = interrupted("list_names", paths.wal_dir(SHARD), lambda: put_entry(location, 1, data))
+    with pytest.raises(kind) as error:
         open_shard(place(tmp_path, wrap=race))
-    assert (error.value.our_epoch, error.value.current_epoch) == (2, 3)
-
-
-def test_a_sentinel_that_meets_its_own_epoch_with_other_bytes_is_a_conflict(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    manifests_at(location).claim_epoch()
-    race = interrupted("list_names", paths.wal_dir(SHARD), lambda: put_entry(location, 1, encode_mark(2)))
-    with pytest.raises(ConflictError) as error:
-        open_shard(place(tmp_path, wrap=race))
-    assert error.value.retryable
-
-
-def test_a_sentinel_that_meets_damage_says_where_it_is(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    manifests_at(location).claim_epoch()
-    race = interrupted("list_names", paths.wal_dir(SHARD), lambda: put_entry(location, 1, b"torn"))
-    with pytest.raises(CorruptDataError) as error:
-        open_shard(place(tmp_path, wrap=race))
-    assert (error.value.position, error.value.path) == (1, paths.wal_entry_path(SHARD, 1))
+    assert {name: getattr(error.value, name) for name in expected} == expected
 
 
 def test_an_open_whose_sentinel_cannot_be_written_is_unavailable_and_leaves_the_log_as_it_was(tmp_path: Path) -> None:
@@ -224,9 +221,7 @@ def test_an_open_whose_sentinel_cannot_be_written_is_unavailable_and_leaves_the_
 # ------------------------------------------------------------------------------------------------- second look
 
 
-def test_a_claimer_that_slept_between_claim_and_sentinel_is_fenced_by_the_second_look(
-    tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]
-) -> None:
+def test_second_look_fences_stale_claim(tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]) -> None:
     location = place(tmp_path)
     WalAppender.open(location, SHARD).append(rows(1))
     successor: list[WalAppender] = []
@@ -243,9 +238,7 @@ def test_a_claimer_that_slept_between_claim_and_sentinel_is_fenced_by_the_second
     assert story(read_all(location)) == [(1, 1, [1]), (2, 3, "sentinel"), (3, 3, [2]), (4, 2, "sentinel"), (5, 3, [3])]
 
 
-def test_a_claimer_whose_successor_has_no_sentinel_yet_is_fenced_by_the_second_look(
-    tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]
-) -> None:
+def test_second_look_needs_no_sentinel(tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]) -> None:
     location = place(tmp_path)
     WalAppender.open(location, SHARD).append(rows(1))
     at_point("open.after_claim", lambda: manifests_at(location).claim_epoch())
@@ -253,9 +246,7 @@ def test_a_claimer_whose_successor_has_no_sentinel_yet_is_fenced_by_the_second_l
         WalAppender.open(location, SHARD)
 
 
-def test_the_second_look_brings_the_cursor_that_moved_while_opening(
-    tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]
-) -> None:
+def test_second_look_reads_moved_cursor(tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]) -> None:
     location = place(tmp_path)
     first = WalAppender.open(location, SHARD)
     for number in range(3):
@@ -285,33 +276,22 @@ def test_a_second_look_that_misses_our_own_claim_is_an_error(tmp_path: Path) -> 
 # ------------------------------------------------------------------------------------------------- what is read
 
 
-def test_a_hole_between_cursor_and_sentinel_is_an_error_and_never_the_tip(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [None, b"", b"torn", entry_bytes(1, 1)[:-40]], ids=["gap", "empty", "text", "cut"])
+def test_damage_in_the_tail_is_an_error_that_names_its_position(damage: bytes | None, tmp_path: Path) -> None:
     location = place(tmp_path)
     first = WalAppender.open(location, SHARD)
     for number in range(4):
         first.append(rows(number))
     delete_entry(location, 2)
-    with pytest.raises(CorruptDataError, match="missing") as error:
+    if damage is not None:
+        put_entry(location, 2, damage)
+    with pytest.raises(CorruptDataError, match="missing" if damage is None else None) as error:
         WalAppender.open(location, SHARD)
     assert error.value.position == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"torn", entry_bytes(1, 1)[:-40]], ids=["empty", "text", "cut"])
-def test_a_damaged_entry_in_the_tail_is_an_error_that_names_its_position(damage: bytes, tmp_path: Path) -> None:
-    location = place(tmp_path)
-    first = WalAppender.open(location, SHARD)
-    first.append(rows(1))
-    first.append(rows(2))
-    delete_entry(location, 1)
-    put_entry(location, 1, damage)
-    with pytest.raises(CorruptDataError) as error:
-        WalAppender.open(location, SHARD)
-    assert error.value.position == 1
-
-
-def test_an_open_whose_tail_was_flushed_and_collected_by_its_successor_is_fenced_and_not_corrupt(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("claimed", [True, False], ids=["after its claim", "before its claim"])
+def test_open_whose_tail_a_successor_collected_is_fenced_or_continues_above(tmp_path: Path, claimed: bool) -> None:
     location = place(tmp_path)
     first = WalAppender.open(location, SHARD)
     for number in range(3):
@@ -325,27 +305,13 @@ def test_an_open_whose_tail_was_flushed_and_collected_by_its_successor_is_fenced
 
     path = paths.wal_entry_path(SHARD, 1)
     late = place(tmp_path, wrap=interrupted("get", path, take_over_flush_and_collect, before=True))
-    with pytest.raises(FencedError, match="WAL replay aborted") as error:
-        LogRun.of_tail(open_shard(late))
-    assert (error.value.our_epoch, error.value.current_epoch) == (2, 3)
-
-
-def test_an_open_whose_tail_was_flushed_and_collected_before_its_claim_goes_on_above_it(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    first = WalAppender.open(location, SHARD)
-    for number in range(3):
-        first.append(rows(number))
-
-    def take_over_flush_and_collect() -> None:
-        cursor = open_shard(location).replay_end
-        flushed(location, cursor)
-        for position in (1, 2, 3):
-            delete_entry(location, position)
-
-    path = paths.wal_entry_path(SHARD, 1)
-    late = place(tmp_path, wrap=interrupted("get", path, take_over_flush_and_collect, before=True))
-    third = WalAppender.open(late, SHARD)
-    assert (third.epoch, third.append(rows(9))) == (3, 6)
+    if claimed:
+        with pytest.raises(FencedError, match="WAL replay aborted") as error:
+            LogRun.of_tail(open_shard(late))
+        assert (error.value.our_epoch, error.value.current_epoch) == (2, 3)
+    else:
+        third = WalAppender.open(late, SHARD)
+        assert (third.epoch, third.append(rows(9))) == (3, 6)
 
 
 def test_an_entry_of_a_higher_epoch_in_the_tail_aborts_the_open_as_fenced(tmp_path: Path) -> None:
@@ -355,35 +321,6 @@ def test_an_entry_of_a_higher_epoch_in_the_tail_aborts_the_open_as_fenced(tmp_pa
     with pytest.raises(FencedError, match="WAL replay aborted") as error:
         WalAppender.open(location, SHARD)
     assert (error.value.our_epoch, error.value.current_epoch) == (2, 9)
-
-
-def test_the_map_of_an_opened_log_is_the_maximum_over_the_log_and_the_files_of_listed_generations(
-    tmp_path: Path,
-) -> None:
-    location = place(tmp_path)
-    first = WalAppender.open(location, SHARD)
-    first.append(rows(1), txn=("in the log", 4))
-    first.append(rows(2), txn=("in both", 5))
-    of_earlier_release(location)
-    manifest = flushed(location, 2)
-    beside = paths.txn_map_path(SHARD, manifest.sstables[0].path)
-    location.store.put(beside, map_beside(seen(**{"in both": 9, "beside": 2})))
-    found = open_shard(location).transactions.whole()
-    assert {app: item.version for app, item in found.items()} == {"in the log": 4, "in both": 9, "beside": 2}
-
-
-@pytest.mark.parametrize(
-    "data", [b"no json", b"[" * 100_000, b'{"a":[1]}', b"\xff"], ids=["text", "deep", "short", "bytes"]
-)
-def test_a_damaged_map_beside_a_generation_is_an_error_that_names_it(data: bytes, tmp_path: Path) -> None:
-    location = place(tmp_path)
-    WalAppender.open(location, SHARD).append(rows(1))
-    of_earlier_release(location)
-    beside = paths.txn_map_path(SHARD, flushed(location, 1).sstables[0].path)
-    location.store.put(beside, data)
-    with pytest.raises(CorruptDataError) as error:
-        open_shard(location)
-    assert error.value.path == beside
 
 
 def test_the_map_is_found_behind_entries_of_other_writers_and_in_a_map_larger_than_the_tail(tmp_path: Path) -> None:
@@ -398,9 +335,7 @@ def test_the_map_is_found_behind_entries_of_other_writers_and_in_a_map_larger_th
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["near", "far"])
 @pytest.mark.parametrize("others", [0, 1, 8, 9, 200])
-def test_the_map_is_found_behind_any_number_of_entries_of_other_writers_with_one_read_each(
-    others: int, is_local: bool, tmp_path: Path
-) -> None:
+def test_map_is_found_behind_other_entries_with_one_read_each(others: int, is_local: bool, tmp_path: Path) -> None:
     location = place(tmp_path)
     put_entry(location, 1, encode_mark(1, with_map(old=1)))
     put_entry(location, 2, encode_mark(1, with_map(app=5)))
@@ -448,3 +383,188 @@ def test_what_is_no_shard_id_is_refused_before_anything_is_claimed(shard_id: str
     with pytest.raises(InvalidInputError, match="shard id"):
         WalAppender.open(str(tmp_path / "table"), shard_id)
     assert not (tmp_path / "table").exists()
+
+
+SECONDS = 60.0
+
+
+def stalled(uri: str, point: str, before: int) -> Child:
+    """A child that stands still at `point`."""
+    child = start(append_and_stall, uri, SHARD, point, before, 666)
+    assert child.receive(SECONDS) == ("stopping",)
+    child.wait_until_stopped(SECONDS)
+    return child
+
+
+def woken(child: Child) -> tuple[object, ...]:
+    """What became of its append."""
+    child.resume()
+    told = child.receive(SECONDS)
+    assert told is not None
+    assert child.wait(SECONDS) == 0
+    return told
+
+
+def take_over(location: Location) -> WalAppender:
+    appender = WalAppender.open(location, SHARD, fsync=False)
+    appender.append(rows(10))
+    appender.append(rows(11))
+    return appender
+
+
+@pytest.mark.parametrize("predecessors", [0, 1], ids=["as epoch 1", "as epoch 2"])
+@pytest.mark.parametrize("point", ["open.after_claim", "wal.before_put"])
+def test_a_stopped_appender_cannot_acknowledge_after_a_takeover(point: str, predecessors: int, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    for _ in range(predecessors):
+        WalAppender.open(location, SHARD, fsync=False).append(rows(1))
+    child = stalled(location.uri, point, 2)
+    successor = take_over(location)
+    told = woken(child)
+    assert told[0] == "FencedError", told
+    assert "Writer fenced" in str(told[1])
+    assert successor.append(rows(12)) > 0
+    log = story(read_all(location))
+    assert not any(666 in what for _, _, what in log if isinstance(what, list))
+    assert [what for _, epoch, what in log if epoch == successor.epoch] == ["sentinel", [10], [11], [12]]
+
+
+@pytest.mark.parametrize("point", ["open.after_claim", "wal.before_put"])
+def test_a_stopped_appender_cannot_acknowledge_after_takeovers_and_collection(point: str, tmp_path: Path) -> None:
+    """Everything of the log is flushed and collected but its sentinels and its newest entry."""
+    location = place(tmp_path)
+    WalAppender.open(location, SHARD, fsync=False).append(rows(1))
+    child = stalled(location.uri, point, 2)
+    for _ in range(3):
+        successor = take_over(location)
+    cursor = successor.next_position - 2
+    flushed(location, cursor)
+    collected(location, cursor)
+    told = woken(child)
+    assert told[0] == "FencedError", told
+    assert ids_in(location) == [11]
+
+
+def ids_in(location: Location) -> list[int]:
+    return [number for _, _, what in story(read_all(location)) if isinstance(what, list) for number in what]
+
+
+def test_an_entry_that_was_stored_before_the_stop_is_acknowledged_and_the_successor_has_it(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    child = stalled(location.uri, "wal.after_put", 2)
+    successor = take_over(location)
+    assert woken(child) == ("acknowledged", 3)
+    assert story(read_all(location)) == [
+        (1, 1, [0]),
+        (2, 1, [1]),
+        (3, 1, [666]),
+        (4, successor.epoch, "sentinel"),
+        (5, successor.epoch, [10]),
+        (6, successor.epoch, [11]),
+    ]
+
+
+def test_a_forked_child_appends_nothing_and_its_parent_goes_on(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    process = start(append_in_a_fork, location.uri, SHARD)
+    told = [process.receive(SECONDS), process.receive(SECONDS)]
+    assert process.wait(SECONDS) == 0
+    assert told[0] is not None
+    assert told[0][:2] == ("child", "ClosedError")
+    assert told[1] == ("parent", "acknowledged", 2)
+    assert story(read_all(location)) == [(1, 1, [1]), (2, 1, [2])]
+
+
+UNSHARDED = mw.shard_id_for(mw.Unsharded())
+ROWS = [pa.record_batch({"id": pa.array(range(200), pa.int64())})]
+ONE_ROW = [pa.record_batch({"id": pa.array([1], pa.int64())})]
+
+
+class _Once(WrappedStore):
+    """Runs `action` right before the call of this kind on `path` that follows `skip` others."""
+
+    def __init__(self, inner: Any, kind: str, path: str, action: Callable[[], object], skip: int) -> None:
+        super().__init__(inner)
+        self._kind, self._path = kind, path
+        self._actions: list[Callable[[], object]] = [action, *([lambda: None] * skip)]
+
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        if self._actions and (kind, path) == (self._kind, self._path):
+            self._actions.pop()()
+        return call(path, *rest, **options)
+
+
+def _before(uri: str, kind: str, path: str, action: Callable[[], object], skip: int = 0) -> Location:
+    location = resolve(uri)
+    store: Any = _Once(location.store, kind, path, action, skip)
+    return replace(location, store=store, store_once=store)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    place = str(tmp_path / "t")
+    mw.create_table(place, pa.schema([pa.field("id", pa.int64())]), sharding=mw.Unsharded())
+    return place
+
+
+def _appender(place: str | Location) -> OnceAppender:
+    return OnceAppender(place, max_entry_bytes=500, clock=SkippingClock())
+
+
+def test_a_sentinel_that_comes_late_leaves_no_large_append_out(uri: str) -> None:
+    others = _appender(uri)
+    others.claim(UNSHARDED)
+    claims: list[ShardClaim] = []
+
+    def meanwhile() -> None:
+        """Between the claim of the sleeper and its look at the log: it is fenced, and a large append is published."""
+        claims.append(others.claim(UNSHARDED))
+        others.append(claims[0], ROWS, txn=("app", 1))
+
+    wal = paths.wal_dir(UNSHARDED)
+    sleeper = _appender(_before(uri, "make_directory", wal, meanwhile))
+    with pytest.raises(mw.FencedError):
+        sleeper.claim(UNSHARDED)
+    again = _appender(uri).append(claims[0], ROWS, txn=("app", 1))
+    assert again.skipped
+    assert mw.open_table(uri).count_rows() == 200
+
+
+def test_a_claim_brings_no_directory_of_a_removed_table_back(uri: str) -> None:
+    sleeper = _appender(_before(uri, "make_directory", paths.wal_dir(UNSHARDED), lambda: shutil.rmtree(uri)))
+    with pytest.raises(mw.TableReplacedError):
+        sleeper.claim(UNSHARDED)
+    assert not Path(uri).exists()
+
+
+def test_an_entry_that_is_collected_while_it_is_met_is_nobodys_error(uri: str) -> None:
+    others = _appender(uri)
+    claim = others.claim(UNSHARDED)
+    others.append(claim, ONE_ROW, txn=("other", 1))
+    position = others.catch_up(claim).last_position + 1
+    path = paths.wal_entry_path(UNSHARDED, position)
+
+    def flush_and_collect() -> None:
+        others.flush_tail(claim)
+        resolve(uri).store.delete(path)
+
+    sleeper = _appender(_before(uri, "get", path, flush_and_collect))
+    sleeper.catch_up(claim)
+    others.append(claim, ONE_ROW, txn=("other", 2))
+    assert not sleeper.append(claim, ONE_ROW, txn=("app", 1)).skipped
+    assert mw.open_table(uri).count_rows() == 3
+
+
+def test_a_tail_that_was_flushed_and_collected_during_a_flush_is_not_damaged(uri: str) -> None:
+    others = _appender(uri)
+    claim = others.claim(UNSHARDED)
+    path = paths.wal_entry_path(UNSHARDED, others.append(claim, ONE_ROW, txn=("other", 1)).position)
+
+    def flush_and_collect() -> None:
+        others.flush_tail(claim)
+        others.append(claim, ONE_ROW, txn=("other", 2))
+        resolve(uri).store.delete(path)
+
+    sleeper = _appender(_before(uri, "get", path, flush_and_collect, skip=1))
+    assert sleeper.flush_tail(claim) == 0
+    assert mw.open_table(uri).count_rows() == 2

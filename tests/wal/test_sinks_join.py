@@ -1,9 +1,15 @@
-"""Sinks join each other's epochs and take turns with writers (RFC 0017)."""
+"""Sinks join each other's epochs, append from memory, take turns with writers, and are killed (RFC 0017, RFC 0023)."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
 import shutil
 import threading
+import time
+from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +20,29 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.errors import ConflictError, FencedError, UnavailableError
+from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.epochs import EpochKind, look_at_epoch
+from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions
+from lance_memwal.read.reader import Reader
 from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.store.metering import Recorder
 from lance_memwal.testing.clocks import SkippingClock
-from lance_memwal.types import ShardManifest, WalEntry
-from lance_memwal.write.joining import Patience, Sink
+from lance_memwal.types import EntryFooter, EntryTransaction, ShardManifest, Transaction, WalEntry
+from lance_memwal.write.append_turns import AppendTurns
+from lance_memwal.write.changes import Terms
+from lance_memwal.write.joining import Given, Patience, Sink
 from lance_memwal.write.once import OnceAppender
-from tests.harness.processes import start
-from tests.wal.sink_children import take_over
+from tests.harness.processes import Child, start
+from tests.harness.profile import scaled
+from tests.kit.far_stores import far
+from tests.kit.writers import in_thread, in_threads
+from tests.wal.sink_children import SHARD, append_ids, keep_tidy, take_over, write_ids
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
-SHARD = mw.shard_id_for(mw.Unsharded())
+KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
 
 
 @pytest.fixture
@@ -106,24 +122,30 @@ def test_a_sink_waits_for_a_writer_and_goes_on_when_it_closes(table: mw.Table) -
         waiting.append(SHARD, rows(3))
         done.set()
 
-    thread = threading.Thread(target=append)
-    thread.start()
+    thread = in_thread(append)
     assert not done.wait(0.3)
     writer.put(rows(4))
     writer.close()
-    thread.join(20)
+    thread.result(20)
     assert done.is_set()
     assert manifest(table).writer_epoch == 2
     assert ids(table) == [1, 2, 3, 4]
 
 
-def test_a_sink_that_waited_too_long_says_what_to_do_and_wrote_nothing(table: mw.Table) -> None:
+@pytest.mark.parametrize(
+    ("wait", "silent", "reason"), [(0.2, 60.0, "close that writer, share it"), (20.0, 0.0, "of this process")]
+)
+def test_sink_that_waits_in_vain_for_a_writer_wrote_nothing(
+    table: mw.Table, wait: float, silent: float, reason: str
+) -> None:
+    """A writer of the same process is not taken over, no matter how long it was idle."""
     with table.shard_writer() as writer:
         writer.put(rows(1))
-        with pytest.raises(ConflictError, match="close that writer, share it"):
-            sink(table, wait=0.2).append(SHARD, rows(2))
+        with pytest.raises(ConflictError, match=reason):
+            sink(table, wait, silent).append(SHARD, rows(2))
         writer.put(rows(3))
-    assert ids(table) == [1, 3]
+    sink(table, wait, silent).append(SHARD, rows(4))
+    assert ids(table) == [1, 3, 4]
 
 
 def test_a_sink_that_waits_for_seconds_says_once_for_whom(table: mw.Table, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,17 +173,6 @@ def test_an_owner_that_is_silent_is_taken_over_and_fenced(table: mw.Table) -> No
     writer.abort()
     assert kind(table) is EpochKind.JOINT
     assert ids(table) == [1, 2]
-
-
-def test_an_owner_in_the_same_process_lives_however_silent_it_is(table: mw.Table) -> None:
-    writer = table.shard_writer()
-    writer.put(rows(1))
-    with pytest.raises(ConflictError, match="of this process"):
-        sink(table, silent=0.0).append(SHARD, rows(2))
-    writer.put(rows(3))
-    writer.close()
-    sink(table, silent=0.0).append(SHARD, rows(4))
-    assert ids(table) == [1, 3, 4]
 
 
 def test_silence_is_counted_from_the_newest_entry_and_manifest(table: mw.Table) -> None:
@@ -289,3 +300,206 @@ def test_a_table_that_was_copied_back_under_a_sink_is_read_again(table: mw.Table
         each.append(SHARD, rows(6))
     assert ids(mw.open_table(table.uri)) == [1, 6, 6], "no entry is missing between them"
     assert not mw.open_table(table.uri).verify().problems
+
+
+def living(table: mw.Table) -> Sink:
+    """A sink that has appended row 0, and knows its log."""
+    sink = Sink(OnceAppender(table.location))
+    sink.append(SHARD, rows(0), txn=("stream", 0))
+    return sink
+
+
+@pytest.mark.parametrize(
+    ("claims", "requests"),
+    [(0, {"put_new": 1, "list_names": 1, "head": 1}), (65, {"put_new": 1, "get": 1, "head": 2})],
+    ids=["few manifests", "more than 64 manifests are not listed"],
+)
+def test_undisturbed_append_makes_few_requests(table: mw.Table, claims: int, requests: dict[str, int]) -> None:
+    manifests = ShardManifestStore(table.location, SHARD, fsync=False)
+    for _ in range(claims):
+        manifests.claim_epoch()
+    recorder = Recorder()
+    sink = Sink(OnceAppender(resolve(table.uri, metrics=recorder)), patience=Patience(silent_seconds=0))
+    sink.append(SHARD, rows(0), txn=("stream", 0))
+    recorder.reset()
+    list(sink.append_all([SHARD], lambda _: Given(rows(1), Transaction("stream", 1))))
+    assert {kind: stats.count for kind, stats in recorder.snapshot().items()} == requests
+    assert ids(table) == [0, 1]
+
+
+def test_what_others_appended_is_met_and_a_repeat_of_it_is_skipped(table: mw.Table) -> None:
+    sink, other = living(table), Sink(OnceAppender(table.location))
+    other.append(SHARD, rows(1), txn=("stream", 1))
+    assert sink.append(SHARD, rows(1), txn=("stream", 1)).skipped
+    other.append(SHARD, rows(2), txn=("other", 1))
+    assert sink.append(SHARD, rows(3), txn=("stream", 3)).rows == 1
+    assert ids(table) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_slot_that_collection_emptied_is_not_taken_for_the_tip(table: mw.Table, repeats: bool) -> None:
+    sink, other = living(table), Sink(OnceAppender(table.location))
+    for number in (1, 2, 3):
+        other.append(SHARD, rows(number), txn=("stream", number))
+    assert other.flush(SHARD) == 1
+    other.append(SHARD, rows(4), txn=("stream", 4))
+    assert other.flush(SHARD) == 1
+    assert any(item.kind == "entry" for item in table.gc(grace_seconds=0).objects)
+    number = 4 if repeats else 5
+    sink.append(SHARD, rows(number), txn=("stream", number))
+    assert ids(table) == ([0, 1, 2, 3, 4] if repeats else [0, 1, 2, 3, 4, 5])
+    assert table.verify().problems == []
+
+
+def test_a_writer_that_came_and_went_is_noticed(table: mw.Table) -> None:
+    sink = living(table)
+    with table.shard_writer() as writer:
+        writer.put(rows(1))
+    assert sink.append(SHARD, rows(2), txn=("stream", 2)).rows == 1
+    with table.shard_writer() as writer:
+        writer.put(rows(3))
+    table.gc(grace_seconds=0)
+    assert sink.append(SHARD, rows(2), txn=("stream", 2)).skipped
+    assert ids(table) == [0, 1, 2, 3]
+
+
+def test_conditions_are_decided_by_what_others_wrote_since(tmp_path: Path) -> None:
+    keyed = mw.create_table(str(tmp_path / "k"), KEYED, primary_key="id", sharding=mw.Unsharded())
+    look_up = Reader(NewestBase(BaseTable.need(keyed.location))).stored_rows
+    sink, other = Sink(OnceAppender(keyed.location, look_up=look_up)), Sink(OnceAppender(keyed.location))
+    versions = {n: [pa.record_batch({"id": [1], "n": [n]}, schema=KEYED)] for n in (1, 5, 9)}
+    sink.append(SHARD, versions[1])
+    other.append(SHARD, versions[9])
+    assert sink.append(SHARD, versions[5], terms=Terms(where="excluded.n > n")).rejected_rows == 1
+    assert keyed.scan().to_table().to_pylist() == [{"id": 1, "n": 9}]
+
+
+OWN, A, B = "memwal:own", "memwal:a", "memwal:b"
+_SECONDS = 5.0
+
+
+def entry(writer: str) -> EntryFooter:
+    return EntryFooter(txns=(EntryTransaction(Transaction("app", 1)), EntryTransaction(Transaction(writer, 1))))
+
+
+def turns_after(*writers: str, clock: SkippingClock | None = None) -> AppendTurns:
+    turns = AppendTurns(OWN, clock or SkippingClock())
+    turns.note_create(1.0)
+    for writer in writers:
+        turns.note_entry(entry(writer))
+    return turns
+
+
+def test_writer_without_entry_appends_at_once() -> None:
+    assert turns_after().seconds_left(2) == 0
+    assert turns_after(A, B, A).seconds_left(2) == 0
+
+
+def test_writer_with_newest_entry_waits_for_the_others() -> None:
+    assert turns_after(A, B, OWN).rank(4) == 2
+    assert turns_after(OWN, A, B).rank(4) == 0
+    assert turns_after(A, OWN, B).rank(4) == 1
+    assert 1.9 < turns_after(A, B, OWN).seconds_left(4) <= 2
+
+
+def test_unused_turn_is_lost() -> None:
+    turns = turns_after(A, B, OWN)
+    turns.note_entry(entry(B))
+    assert turns.rank(5) == 0, "A missed its turn"
+    turns = turns_after(A, OWN, B)
+    turns.note_entry(entry(B))
+    assert turns.rank(5) == 0, "this writer missed its turn, too: it appends at once"
+
+
+def test_wait_ends_without_any_entry() -> None:
+    clock = SkippingClock()
+    turns = turns_after(A, B, OWN, clock=clock)
+    clock.sleep(2.0)
+    assert turns.seconds_left(4) == 0
+
+
+def test_writers_wait_for_newcomers_before_every_sixteenth_position() -> None:
+    alone = turns_after(OWN)
+    assert [position for position in range(1, 40) if alone.seconds_left(position)] == [16, 32]
+    assert turns_after(A).seconds_left(16) == 0, "this writer is the newcomer"
+
+
+def test_seals_do_not_count_as_turns() -> None:
+    turns = turns_after(A, OWN)
+    turns.note_entry(EntryFooter(seal=1))
+    assert turns.rank(4) == 1
+
+
+def test_threads_that_share_a_sink_need_no_transaction(table: mw.Table) -> None:
+    """Each drew its own number before its turn: the later number could come first, and the earlier one was refused."""
+    sink = Sink(OnceAppender(table.location))
+
+    def append(first: int) -> None:
+        for number in range(first, first + 10):
+            sink.append(SHARD, rows(number))
+
+    in_threads(append, range(0, 80, 10))
+    assert table.count_rows() == 80
+
+
+def append_until(stop: str, uri: str, name: int, pipe: Connection) -> None:
+    """Append one row after the other to a store that is 20 ms away, once the file `stop`.go is there."""
+    _, location = far(uri, delay_seconds=0.02)
+    sink = Sink(OnceAppender(location))
+    sink.append(SHARD, rows(name << 32))
+    pipe.send("ready")
+    while not os.path.exists(f"{stop}.go"):
+        time.sleep(0.005)
+    puts = 0
+    while not os.path.exists(stop):
+        puts += 1
+        sink.append(SHARD, rows((name << 32) + puts))
+    pipe.send(puts)
+
+
+def test_four_busy_processes_append_equally_often(table: mw.Table, tmp_path: Path) -> None:
+    """Before turns, the winner of one entry won the next one, too: of four processes two made one put each."""
+    stop = str(tmp_path / "stop")
+    children: list[Child] = [start(append_until, stop, table.uri, name) for name in range(1, 5)]
+    assert [child.receive(60) for child in children] == ["ready"] * 4
+    Path(f"{stop}.go").touch()
+    time.sleep(_SECONDS)
+    Path(stop).touch()
+    puts = [child.receive(60) for child in children]
+    assert table.count_rows() == sum(puts) + 4
+    assert min(puts) >= sum(puts) / 4 / 2, puts
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(scaled(ci=60, prove=400))
+def test_processes_beside_each_other_lose_and_double_nothing(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
+    uri, stop = str(tmp_path / "t"), str(tmp_path / "stop")
+    table = mw.create_table(uri, schema, sharding=mw.Unsharded(), writer_defaults={"fsync": False})
+    draw, names = random.Random(7), itertools.count(1)
+
+    def begin(kind: str) -> Child:
+        if kind == "tidy":
+            return start(keep_tidy, uri, stop)
+        name = next(names)
+        return start(append_ids if kind == "sink" else write_ids, uri, str(tmp_path / f"acks-{name}"), name, stop)
+
+    kinds = ["sink"] * 4 + ["writer", "tidy"]
+    children = [begin(kind) for kind in kinds]
+    end = time.monotonic() + scaled(ci=6.0, prove=120.0)
+    while time.monotonic() < end:
+        time.sleep(0.7)
+        victim = draw.randrange(len(children))
+        children[victim].kill()
+        children[victim] = begin(kinds[victim])
+    (tmp_path / "stop").touch()
+    for kind, child in zip(kinds, children, strict=True):
+        assert child.receive(90) == ("done", []), f"a {kind} that lives failed"
+    acked = Counter(int(line) for path in tmp_path.glob("acks-*") for line in path.read_text().split("\n")[:-1])
+    found = Counter(table.scan(columns=["id"]).to_table().column("id").to_pylist())
+    assert len(acked) > 20
+    assert acked.keys() - found.keys() == set(), "lost"
+    assert [number for number, times in found.items() if times > 1] == [], "doubled"
+    assert table.verify().problems == []
+    shards = {info.shard_id: info for info in table.shards()}
+    assert shards[SHARD].epoch > 1, "a writer was there"

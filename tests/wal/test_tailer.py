@@ -47,65 +47,49 @@ def grown(location: Location, entries: int) -> WalAppender:
 # ------------------------------------------------------------------------------------------------- positions
 
 
-def test_an_empty_log_starts_and_goes_on_at_1(tmp_path: Path) -> None:
-    tailer = WalTailer(place(tmp_path), SHARD)
-    assert (tailer.first_position(), tailer.next_position(), tailer.read_entry(1)) == (1, 1, None)
-
-
 def test_a_log_that_nothing_was_collected_from_starts_at_1(tmp_path: Path) -> None:
     location = place(tmp_path)
-    grown(location, 5)
     tailer = WalTailer(location, SHARD)
+    assert (tailer.first_position(), tailer.next_position(), tailer.read_entry(1)) == (1, 1, None)
+    grown(location, 5)
     assert (tailer.first_position(), tailer.next_position()) == (1, 6)
     flushed(location, 4)
     assert (tailer.first_position(), tailer.next_position()) == (1, 6)
+    assert [tailer.read_entry(position) for position in (6, 7, 1_000)] == [None, None, None], "above the tip"
+    assert ids(tailer.read_entry(2)) == [2], "a kept entry below the cursor"
+    for position in (0, -1):
+        with pytest.raises(InvalidInputError):
+            tailer.read_entry(position)
 
 
 def test_the_first_position_is_behind_the_gap_and_the_kept_sentinels_before_it_do_not_count(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    grown(location, 2)  # 1, 2
-    grown(location, 2)  # sentinel 3, then 4, 5
-    grown(location, 3)  # sentinel 6, then 7, 8, 9
-    flushed(location, 7)
-    collected(location, 7)
-    assert sorted(paths.parse_entry_name(n) or 0 for n in location.store.list_names(paths.wal_dir(SHARD))) == [
-        3,
-        6,
-        8,
-        9,
-    ]
+    for up_to, first in ((2, 3), (7, 8)):  # a sentinel right before the run belongs to it
+        location = place(tmp_path / str(up_to))
+        grown(location, 2)  # 1, 2
+        grown(location, 2)  # sentinel 3, then 4, 5
+        grown(location, 3)  # sentinel 6, then 7, 8, 9
+        flushed(location, up_to)
+        collected(location, up_to)
+        assert WalTailer(location, SHARD).first_position() == first
+    names = location.store.list_names(paths.wal_dir(SHARD))
+    assert sorted(paths.parse_entry_name(name) or 0 for name in names) == [3, 6, 8, 9]
     tailer = WalTailer(location, SHARD)
     assert (tailer.first_position(), tailer.next_position()) == (8, 10)
     assert [entry.position for entry in islice(tailer.follow(), 2)] == [8, 9]
 
 
-def test_a_sentinel_right_before_the_run_belongs_to_it(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    grown(location, 2)
-    grown(location, 2)  # sentinel 3, then 4, 5
-    flushed(location, 2)
-    collected(location, 2)
-    assert WalTailer(location, SHARD).first_position() == 3
-
-
-def test_a_log_that_was_collected_to_its_tip_starts_where_it_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("far_sentinel", [False, True], ids=["nothing", "a sentinel of another implementation"])
+def test_a_log_that_was_collected_to_its_tip_starts_where_it_goes_on(tmp_path: Path, far_sentinel: bool) -> None:
     location = place(tmp_path)
     grown(location, 3)
     flushed(location, 3)
     for position in (1, 2, 3):
         delete_entry(location, position)
     tailer = WalTailer(location, SHARD)
-    assert (tailer.first_position(), tailer.next_position(), tailer.read_entry(4)) == (4, 4, None)
-
-
-def test_a_far_sentinel_of_another_implementation_does_not_hide_where_the_log_goes_on(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    grown(location, 3)
-    flushed(location, 3)
-    for position in (1, 2, 3):
-        delete_entry(location, position)
-    put_entry(location, 1, encode_sentinel(2))
-    tailer = WalTailer(location, SHARD)
+    if far_sentinel:
+        put_entry(location, 1, encode_sentinel(2))
+    else:
+        assert tailer.next_position() == 4
     assert (tailer.first_position(), tailer.read_entry(4)) == (4, None)
 
 
@@ -139,19 +123,6 @@ def test_an_entry_is_read_with_everything_that_it_is(tmp_path: Path) -> None:
     assert (entry.txn.app, entry.txn.version, entry.num_rows) == ("app", 7, 3)
 
 
-def test_above_the_tip_there_is_nothing(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    grown(location, 2)
-    tailer = WalTailer(location, SHARD)
-    assert [tailer.read_entry(position) for position in (3, 4, 1_000)] == [None, None, None]
-
-
-@pytest.mark.parametrize("position", [0, -1])
-def test_positions_start_at_1(position: int, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError):
-        WalTailer(place(tmp_path), SHARD).read_entry(position)
-
-
 def test_a_position_that_collection_passed_is_said_to_be_collected(tmp_path: Path) -> None:
     location = place(tmp_path)
     grown(location, 4)
@@ -163,13 +134,6 @@ def test_a_position_that_collection_passed_is_said_to_be_collected(tmp_path: Pat
             tailer.read_entry(position)
         assert isinstance(error.value, LookupError)
     assert ids(tailer.read_entry(3)) == [3]
-
-
-def test_a_kept_entry_below_the_cursor_is_still_read(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    grown(location, 3)
-    flushed(location, 3)
-    assert ids(WalTailer(location, SHARD).read_entry(2)) == [2]
 
 
 def test_a_hole_above_the_cursor_is_corruption_that_names_the_position(tmp_path: Path) -> None:
@@ -194,9 +158,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("last", [False, True], ids=["in the middle", "at the tip"])
-def test_a_damaged_entry_is_an_explicit_error_and_never_the_end_of_the_log(
-    how: str, last: bool, tmp_path: Path
-) -> None:
+def test_corrupt_entry_is_an_error_and_never_the_end(how: str, last: bool, tmp_path: Path) -> None:
     location = place(tmp_path)
     grown(location, 3)
     position = 3 if last else 2
@@ -244,9 +206,7 @@ def test_an_entry_that_is_collected_while_the_tip_is_made_sure_is_collected_and_
 
 
 @pytest.mark.parametrize("call", range(4))
-def test_a_reader_that_sleeps_at_any_call_while_its_position_is_written_flushed_and_collected_is_told_so(
-    call: int, tmp_path: Path
-) -> None:
+def test_reader_stalled_at_any_call_reports_a_collected_position(call: int, tmp_path: Path) -> None:
     """It is never told of a hole, and never that the log ends before what it then finds."""
     location = place(tmp_path)
     appender = grown(location, 2)
@@ -425,29 +385,14 @@ def test_a_tailer_says_what_it_reads_and_no_options(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- runs
 
 
-def test_a_run_is_read_in_order_and_a_hole_in_it_is_an_error(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    grown(location, 6)
-    assert [ids(entry) for entry in read_run(location, SHARD, 2, 6)] == [[2], [3], [4], [5]]
+@pytest.mark.parametrize("is_local", [True, False], ids=["near", "far, read ahead"])
+def test_a_run_is_read_in_order_and_a_hole_in_it_is_an_error(tmp_path: Path, is_local: bool) -> None:
+    grown(place(tmp_path), 30)
+    location = replace(place(tmp_path), is_local=is_local)
+    assert [ids(entry) for entry in read_run(location, SHARD, 2, 31)] == [[n] for n in range(2, 31)]
     assert list(read_run(location, SHARD, 4, 4)) == []
-    delete_entry(location, 4)
-    met, error = read_until_damage(read_run(location, SHARD, 1, 7))
-    assert (met, error.position) == ([1, 2, 3], 4)
-
-
-def test_a_run_past_the_tip_is_an_error(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    grown(location, 2)
-    with pytest.raises(CorruptDataError) as error:
-        list(read_run(location, SHARD, 1, 4))
-    assert error.value.position == 3
-
-
-def test_a_run_is_read_ahead_on_stores_that_are_far_and_comes_in_order_all_the_same(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    grown(location, 30)
-    far = replace(location, is_local=False)
-    assert [ids(entry) for entry in read_run(far, SHARD, 1, 31)] == [[n] for n in range(1, 31)]
+    met, error = read_until_damage(read_run(location, SHARD, 1, 33))
+    assert (met, error.position) == (list(range(1, 31)), 31)
     delete_entry(location, 20)
-    met, error = read_until_damage(read_run(far, SHARD, 1, 31))
+    met, error = read_until_damage(read_run(location, SHARD, 1, 31))
     assert (met, error.position) == (list(range(1, 20)), 20)

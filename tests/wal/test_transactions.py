@@ -1,38 +1,41 @@
-"""A transaction is written once: repeats are skipped, older versions refused, across takeovers and other writers."""
+"""A transaction is written once, across takeovers and writers; its map stays small and can always be written."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from lance_memwal import InvalidInputError, ReplayMismatchError, WalAppender
-from lance_memwal.clock import SystemClock
+import lance_memwal as mw
+from lance_memwal import InvalidInputError, WalAppender
+from lance_memwal.clock import Clock, SystemClock
+from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.reading import list_positions, read_transactions
 from lance_memwal.log.transactions import (
     EXPIRY_MS,
-    KEPT_DIGESTS,
+    MAX_APPLICATIONS,
+    MAX_ID_BYTES,
     OWN_EXPIRY_MS,
     ShardTime,
     TransactionMap,
     as_transaction,
     is_repeat,
-    merge_footer,
     merge_seen,
 )
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction
+from lance_memwal.write.once import OnceAppender
 from tests.kit.logs import (
+    SCHEMA,
     SHARD,
     entry_bytes,
     flushed,
     manifests_at,
-    map_beside,
     map_of,
-    of_earlier_release,
     place,
     put_entry,
     read_all,
@@ -54,43 +57,21 @@ def versions(location: Location) -> dict[str, int]:
     return {app: item.version for app, item in known.whole().items()}
 
 
-def test_an_equal_version_is_skipped_and_returns_0(tmp_path: Path) -> None:
+def test_equal_versions_are_skipped_and_lower_ones_refused_per_application(tmp_path: Path) -> None:
     location = place(tmp_path)
     writer = appender(location)
     assert [writer.append(rows(1), txn=("app", 5)), writer.append(rows(1), txn=("app", 5))] == [1, 0]
-    assert writer.append(rows(2), txn=("app", 6)) == 2
-    assert story(read_all(location)) == [(1, 1, [1]), (2, 1, [2])]
-
-
-def test_a_lower_version_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    writer = appender(location)
-    writer.append(rows(1), txn=("app", 5))
-    with pytest.raises(InvalidInputError, match="older"):
-        writer.append(rows(2), txn=("app", 4))
-    assert writer.append(rows(3)) == 2
-    assert story(read_all(location)) == [(1, 1, [1]), (2, 1, [3])]
-
-
-def test_applications_do_not_know_of_each_other(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    writer = appender(location)
-    for app in ("a", "b"):
-        assert writer.append(rows(1), txn=(app, 5)) > 0
-        assert writer.append(rows(1), txn=(app, 5)) == 0
-    assert versions(location) == {"a": 5, "b": 5}
-
-
-def test_a_repeat_of_rows_that_do_not_fit_is_refused_and_not_skipped(tmp_path: Path) -> None:
-    writer = appender(place(tmp_path))
-    writer.append(rows(1), txn=("app", 5))
     with pytest.raises(InvalidInputError):
         writer.append([], txn=("app", 5))
+    with pytest.raises(InvalidInputError, match="older"):
+        writer.append(rows(2), txn=("app", 4))
+    assert writer.append(rows(2), txn=("app", 6)) == 2
+    assert [writer.append(rows(3), txn=("b", 5)), writer.append(rows(3), txn=("b", 5))] == [3, 0]
+    assert story(read_all(location)) == [(1, 1, [1]), (2, 1, [2]), (3, 1, [3])]
+    assert versions(location) == {"app": 6, "b": 5}
 
 
-def test_the_whole_map_stands_on_the_first_entry_and_on_sentinels_and_never_holds_its_own_transaction(
-    tmp_path: Path,
-) -> None:
+def test_whole_map_is_on_first_entry_and_sentinels_without_its_own_transaction(tmp_path: Path) -> None:
     location = place(tmp_path)
     writer = appender(location)
     writer.append(rows(1))
@@ -131,48 +112,6 @@ def test_a_transaction_is_found_behind_the_entries_of_another_implementation(tmp
     successor = appender(location)
     assert successor.append(rows(1), txn=("app", 5)) == 0
     assert successor.append(rows(4), txn=("app", 6)) == 5
-
-
-def test_a_transaction_of_a_generation_without_entries_is_known(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    appender(location).append(rows(1), txn=("app", 5))
-    of_earlier_release(location)
-    sstable = flushed(location, 1).sstables[0]
-    beside = paths.txn_map_path(SHARD, sstable.path)
-    location.store.put(beside, map_beside(seen(app=9, bulk=2)))
-    successor = appender(location)
-    assert [successor.append(rows(1), txn=(app, version)) for app, version in (("app", 9), ("bulk", 2))] == [0, 0]
-    assert versions(location) == {"app": 9, "bulk": 2}
-    location.store.delete(beside)  # what the log holds now need not be looked for beside it
-    assert appender(location).append(rows(1), txn=("bulk", 2)) == 0
-
-
-def test_a_map_beside_a_generation_that_an_earlier_release_wrote_after_us_is_known(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    appender(location).append(rows(1), txn=("app", 5))
-    appender(location).append(rows(2))
-    appender(location).append(rows(3))
-    of_earlier_release(location, start=4)  # the sentinel and the entry of the last one
-    sstable = flushed(location, 5).sstables[0]
-    location.store.put(paths.txn_map_path(SHARD, sstable.path), map_beside(seen(bulk=2)))
-    assert appender(location).append(rows(1), txn=("bulk", 2)) == 0
-
-
-def test_no_map_is_looked_for_beside_generations_of_writers_that_make_none(tmp_path: Path) -> None:
-    location = place(tmp_path)
-    appender(location).append(rows(1), txn=("app", 5))
-    flushed(location, 1)
-    before = location.metrics.snapshot()["get"].count
-    opened = appender(location)
-    asked = location.metrics.snapshot()["get"].count - before
-    other = place(tmp_path / "other")
-    appender(other).append(rows(1), txn=("app", 5))
-    of_earlier_release(other)
-    flushed(other, 1)
-    before = other.metrics.snapshot()["get"].count
-    appender(other)
-    assert other.metrics.snapshot()["get"].count - before == asked + 1
-    assert opened.append(rows(1), txn=("app", 5)) == 0
 
 
 def test_an_application_that_was_silent_for_long_leaves_the_map_with_the_next_whole_one(tmp_path: Path) -> None:
@@ -237,47 +176,23 @@ def test_a_transaction_is_taken_as_a_pair_a_triple_a_value_or_nothing() -> None:
     assert as_transaction(Transaction("app", 3)) == Transaction("app", 3)
 
 
-def test_an_application_of_another_query_is_refused_unless_its_version_is_new() -> None:
+def test_older_versions_of_a_query_are_skipped_and_those_of_another_refused() -> None:
     known = {"app": SeenTransaction(5, 1, "first")}
+    assert [is_repeat(Transaction("app", version, "first"), known) for version in (3, 5, 6)] == [True, True, False]
     for version in (4, 5):
         with pytest.raises(InvalidInputError, match="another query"):
             is_repeat(Transaction("app", version, "second"), known)
     assert not is_repeat(Transaction("app", 6, "second"), known)
 
 
-def test_a_query_that_repeats_its_older_versions_is_skipped() -> None:
-    known = {"app": SeenTransaction(5, 1, "first")}
-    assert [is_repeat(Transaction("app", version, "first"), known) for version in (3, 5, 6)] == [True, True, False]
-
-
-def digest(number: int) -> str:
-    return f"{number:016x}"
-
-
-def test_a_repeat_has_the_rows_of_the_first_as_far_as_anybody_can_tell() -> None:
-    known: dict[str, SeenTransaction] = {}
-    for version in (1, 2, 4, 5):  # 2 came without a digest, and this shard had no row of 3
-        txn = Transaction("app", version, "q", None if version == 2 else digest(version))
-        merge_footer(known, EntryFooter(written_ms=version, txns=(EntryTransaction(txn),)))
-    told = known["app"]
-    assert told == SeenTransaction(5, 5, "q", ((1, digest(1)), (2, None), (4, digest(4)), (5, digest(5))))
-    for version, number in ((5, 5), (4, 4), (1, 1), (2, 9), (0, 9)):
-        assert is_repeat(Transaction("app", version, "q", digest(number)), known)
-    for version, number in ((5, 6), (4, 5), (3, 3), (1, 2)):
-        with pytest.raises(ReplayMismatchError, match="replayMismatch=skip"):
-            is_repeat(Transaction("app", version, "q", digest(number)), known)
-    assert is_repeat(Transaction("app", 4, "q"), known), "nobody looks"
-    assert is_repeat(Transaction("old", 4, "q", digest(1)), {"old": SeenTransaction(5, 1, "q")}), "nobody knows"
-
-
-def test_versions_that_are_too_old_to_be_compared_are_not_skipped() -> None:
-    known: dict[str, SeenTransaction] = {}
-    for version in range(KEPT_DIGESTS + 2):
-        txn = Transaction("app", version, "q", digest(version))
-        merge_footer(known, EntryFooter(written_ms=1 + version, txns=(EntryTransaction(txn),)))
-    assert is_repeat(Transaction("app", 2, "q", digest(2)), known)
-    with pytest.raises(ReplayMismatchError, match="too old"):
-        is_repeat(Transaction("app", 1, "q", digest(1)), known)
+def test_a_version_that_was_written_is_skipped_even_if_its_rows_differ(tmp_path: Path) -> None:
+    table = mw.create_table(
+        str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), nullable=False)]), primary_key="id"
+    )
+    with table.writer() as writer:
+        assert not writer.put({"id": [1]}, txn=("app", 1)).skipped
+        assert writer.put({"id": [2, 3]}, txn=("app", 1)).skipped
+    assert table.get(2) is None
 
 
 def test_maps_are_merged_to_the_highest_version_of_each_application() -> None:
@@ -301,3 +216,212 @@ class _Stopped(SystemClock):
 
     def now_ms(self) -> int:
         return 1 << 60
+
+
+DAY_MS = 24 * 3600 * 1000
+
+
+class JumpingClock(SystemClock):
+    """A wall clock that somebody sets; its monotonic time does not follow."""
+
+    def __init__(self) -> None:
+        self.offset_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.offset_ms
+
+
+@pytest.mark.repro("writer-13")
+@pytest.mark.parametrize("text", ["a" * (MAX_ID_BYTES + 1), "\x01" * (MAX_ID_BYTES // 6 + 1), "ü" * 100_000])
+def test_an_id_that_is_too_long_is_refused_and_nothing_is_written(text: str, tmp_path: Path) -> None:
+    writer = WalAppender.open(place(tmp_path), SHARD, fsync=False)
+    for txn in (Transaction(text, 1), Transaction("app", 1, text)):
+        with pytest.raises(InvalidInputError, match="too long"):
+            writer.append(rows(1), txn=txn)
+    assert writer.append(rows(1), txn=("a" * MAX_ID_BYTES, 1)) == 1
+
+
+def known(count: int, prefix: str = "app", *, written_ms: int = 0) -> TransactionMap:
+    seen = {f"{prefix}{n}": SeenTransaction(1, written_ms) for n in range(count)}
+    return TransactionMap(seen, ShardTime(SkippingClock(), written_ms))
+
+
+def test_one_application_too_many_is_refused_and_those_that_are_known_go_on() -> None:
+    full = known(MAX_APPLICATIONS, written_ms=1)
+    full.admit(Transaction("app7", 2))
+    full.admit(Transaction("memwal:client", 1))
+    with pytest.raises(InvalidInputError, match=r"at most 10000.*after 30 days"):
+        full.admit(Transaction("another", 1))
+
+
+def test_ids_of_our_own_do_not_count_against_the_limit_and_have_one_of_their_own() -> None:
+    clients = known(39_999, "memwal:", written_ms=1)
+    clients.admit(Transaction("app", 1))
+    clients.admit(Transaction("memwal:last", 1))
+    clients.merge({"memwal:last": SeenTransaction(1, 1)})
+    with pytest.raises(InvalidInputError, match=r"at most 40000.*'memwal:' is forgotten after an hour"):
+        clients.admit(Transaction("memwal:one too many", 1))
+
+
+def test_a_map_at_all_limits_can_be_written() -> None:
+    long = "\x01" * (MAX_ID_BYTES // 6 - 10)
+    newest = SeenTransaction(1 << 62, 1 << 50, "q" * MAX_ID_BYTES)
+    apps = {f"{n:05d}{long}": newest for n in range(MAX_APPLICATIONS)}
+    clients = {f"memwal:{n:05d}".ljust(MAX_ID_BYTES, "x"): SeenTransaction(1 << 62, 1 << 50) for n in range(40_000)}
+    for txn in (next(iter(apps)), next(iter(clients))):
+        as_transaction((txn, 1))
+    assert len(encode_mark(1, EntryFooter(written_ms=1, seen=apps | clients))) < 64 << 20
+
+
+def test_a_writer_refuses_one_application_too_many_and_goes_on(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    now_ms = SystemClock().now_ms()
+    seen = {f"app{n}": SeenTransaction(1, now_ms) for n in range(MAX_APPLICATIONS)}
+    put_entry(location, 1, encode_mark(1, EntryFooter(written_ms=now_ms, seen=seen)))
+    writer = WalAppender.open(location, SHARD, fsync=False)
+    with pytest.raises(InvalidInputError, match="long-lived application"):
+        writer.append(rows(1), txn=("another", 1))
+    assert writer.append(rows(1), txn=("app5", 1)) == 0
+    assert [writer.append(rows(1), txn=("app5", 2)), writer.append(rows(2), txn=("memwal:x", 1))] == [3, 4]
+
+
+@pytest.mark.repro("writer-13")
+def test_ids_that_no_writer_takes_do_not_keep_a_shard_closed(tmp_path: Path) -> None:
+    """Two ids of 40 MB in the log: together more than an entry can carry."""
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    for position in (1, 2):
+        txns = (
+            EntryTransaction(Transaction(f"{position}" + "a" * (40 << 20), 1)),
+            EntryTransaction(Transaction("app", 2)),
+        )
+        put_entry(location, position, encode_mark(1, EntryFooter(written_ms=SystemClock().now_ms(), txns=txns)))
+    writer = WalAppender.open(location, SHARD, fsync=False)
+    assert writer.append(rows(2), txn=("app", 2)) == 0
+    assert writer.append(rows(3), txn=("app", 3)) == 4
+
+
+@pytest.mark.repro("writer-14")
+def test_one_row_after_thousands_of_applications_is_a_small_entry(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    writer = WalAppender.open(location, SHARD, fsync=False)
+    for number in range(1_000):
+        writer.append(rows(number), txn=(f"request-{number:08d}-aaaaaaaaaaaaaaaaaaaaaaaa", 0))
+    writer.append(rows(1))
+    entries = read_all(location)
+    maps = [entry for entry in entries if map_of(entry) is not None]
+    assert len(maps) == 4, "the first, and every 256th"
+    assert max(entry.size_bytes for entry in entries if map_of(entry) is None) < 1_500
+    again = WalAppender.open(location, SHARD, fsync=False)
+    repeats = [again.append(rows(n), txn=(f"request-{n:08d}-aaaaaaaaaaaaaaaaaaaaaaaa", 0)) for n in range(0, 1_000, 50)]
+    assert not any(repeats)
+
+
+# ------------------------------------------------------------------------------------------------- clocks that jump
+
+
+class _Put:
+    """Writes transactions, and makes the log say its whole map: only then is anything forgotten."""
+
+    def __init__(self, uri: str, clock: Clock) -> None:
+        self.writer = mw.ShardWriter.open(uri, clock=clock, shard_id=mw.shard_id_for(mw.Unsharded()), fsync=False)
+
+    def __call__(self, app: str, version: int) -> bool:
+        """Whether it was new."""
+        return not self.writer.put(rows(version), txn=(app, version)).skipped
+
+    def say_all(self) -> None:
+        self.writer.force_seal_active()
+        self.writer.wait_for_flush_drain()
+        self.writer.put(rows(0))
+
+
+class _Append:
+    def __init__(self, uri: str, clock: Clock) -> None:
+        self.writer = WalAppender.open(uri, mw.shard_id_for(mw.Unsharded()), clock=clock, fsync=False)
+
+    def __call__(self, app: str, version: int) -> bool:
+        return self.writer.append(rows(version), txn=(app, version)) > 0
+
+    def say_all(self) -> None:
+        for _ in range(256):
+            self.writer.append(rows(0))
+
+
+class _Once:
+    def __init__(self, uri: str, clock: Clock) -> None:
+        self.once = OnceAppender(uri, clock=clock)
+        self.claim = self.once.claim(mw.shard_id_for(mw.Unsharded()))
+
+    def __call__(self, app: str, version: int) -> bool:
+        return not self.once.append(self.claim, [rows(version)], txn=(app, version)).skipped
+
+    def say_all(self) -> None:
+        self.once.append(self.claim, [rows(0)])
+        self.once.flush_tail(self.claim)
+
+
+Way = type[_Put] | type[_Append] | type[_Once]
+
+
+@pytest.mark.repro("writer-19")
+@pytest.mark.parametrize("opened", ["before", "while", "after"])
+@pytest.mark.parametrize("jump_days", [31, -31, 4_000])
+@pytest.mark.parametrize("write", [_Put, _Append, _Once])
+def test_a_clock_that_jumps_makes_no_repeat_look_new(write: Way, jump_days: int, opened: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    mw.create_table(uri, SCHEMA, sharding=mw.Unsharded())
+    clock = JumpingClock()
+    put = write(uri, clock)
+    assert put("app", 1)
+    clock.offset_ms = jump_days * DAY_MS
+    if opened == "while":
+        put = write(uri, clock)
+    assert [put("other", number) for number in range(3)] == [True] * 3
+    assert not put("app", 1)
+    put.say_all()
+    assert not put("app", 1)
+    clock.offset_ms = 0
+    if opened != "before":
+        put = write(uri, clock)
+    put.say_all()
+    assert not put("app", 1)
+    assert not put("other", 2)
+
+
+@pytest.mark.parametrize("write", [_Put, _Append, _Once])
+def test_process_forgets_by_its_own_time(write: Way, tmp_path: Path) -> None:
+    uri, clock = str(tmp_path / "t"), SkippingClock()
+    mw.create_table(uri, SCHEMA, sharding=mw.Unsharded())
+    put = write(uri, clock)
+    for number in range(3):
+        assert put("memwal:client", 1), number
+        clock.sleep(1800)
+        put.say_all()
+        assert not put("memwal:client", 1)
+        clock.sleep(1801)
+        put.say_all()
+
+
+@pytest.mark.parametrize(("app", "seconds"), [("app", 30 * 24 * 3600), ("memwal:client", 3600)])
+def test_application_is_forgotten_once_two_opens_agree(app: str, seconds: int, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    clock = SkippingClock()
+    WalAppender.open(location, SHARD, fsync=False, clock=clock).append(rows(1), txn=(app, 1))
+    clock.sleep(seconds + 1)
+    for known_still in (True, False):
+        WalAppender.open(location, SHARD, fsync=False, clock=clock)
+        assert (app in (map_of(read_all(location)[-1]) or {})) == known_still
+
+
+def test_the_time_of_entries_never_falls(tmp_path: Path) -> None:
+    location, clock = place(tmp_path), JumpingClock()
+    for offset_ms in (0, DAY_MS, -DAY_MS, 0):
+        clock.offset_ms = offset_ms
+        writer = WalAppender.open(location, SHARD, fsync=False, clock=clock)
+        for _ in range(3):
+            writer.append(rows(1))
+    times = [entry.footer.written_ms for entry in read_all(location) if entry.footer is not None]
+    assert None not in times
+    assert times == sorted(set(times), key=lambda ms: ms or 0)

@@ -1,4 +1,4 @@
-"""Writes and reads of event loops: nothing blocks a loop, puts of many tasks share entries, each caller gets its own news."""
+"""Waiting without a thread: `put_nowait` and its `Ack`, and writers in event loops, where each caller gets its own result."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,134 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal import Ack, ClosedError, FencedError, UnavailableError, WriterPoisonedError
 from lance_memwal.process.async_calls import AsyncCalls
 from tests.harness.profile import profile
 from tests.kit.tables import create
-from tests.kit.writers import SECONDS, WAL, open_writer, row_entries, rows, scanned, wait_for, watched
+from tests.kit.writers import (
+    MANIFEST,
+    SECONDS,
+    WAL,
+    flushed,
+    in_thread,
+    open_writer,
+    row_entries,
+    rows,
+    scanned,
+    wait_for,
+    watched,
+)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_put_nowait_becomes_durable_in_the_background(tmp_path: Path, durable: bool) -> None:
+    store, location = watched(tmp_path)
+    with open_writer(location, durable_write=durable, max_wal_flush_interval_ms=None) as writer:
+        held = store.hold("put_new", WAL)
+        ack = writer.put_nowait(rows([1]))
+        held.wait_reached()  # although nobody waits for the ack
+        assert not ack.durable
+        assert repr(ack) == "Ack(durable=False)"
+        assert scanned(writer) == ({} if durable else {1: "a"})
+        held.open()
+        ack.wait(timeout=30)
+        assert ack.durable
+        assert scanned(writer) == {1: "a"}
+        ack.wait()
+        ack.wait(timeout=0)
+
+
+def test_waiting_ends_with_its_deadline_and_can_be_repeated(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    with open_writer(location) as writer:
+        held = store.hold("put_new", WAL)
+        ack = writer.put_nowait(rows([1]))
+        for timeout in (0, 0.02):
+            with pytest.raises(UnavailableError, match="not durable within") as caught:
+                ack.wait(timeout)
+            assert caught.value.retryable
+        held.open()
+        ack.wait()
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [("failed", WriterPoisonedError), ("fenced", FencedError), ("aborted", ClosedError)]
+)
+def test_waiting_raises_what_prevented_durability(tmp_path: Path, end: str, error: type[Exception]) -> None:
+    store, location = watched(tmp_path)
+    writer = open_writer(location, durable_write=False, max_wal_flush_interval_ms=None, max_wal_persist_retries=0)
+    ack = Ack(writer._shard.commits, writer.put(rows([1])))
+    if end == "failed":
+        store.fail("put_new", WAL)
+    elif end == "fenced":
+        open_writer(tmp_path).abort()
+    else:
+        writer.abort()
+    for wait in (lambda: ack.wait(timeout=30), ack.wait):
+        with pytest.raises(error):
+            in_thread(wait).result()
+    assert not ack.durable
+    writer.abort()
+
+
+def test_an_ack_that_was_durable_stays_durable_after_close(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    ack = writer.put_nowait(rows([1]))
+    writer.close()
+    assert ack.durable
+    ack.wait()
+    assert writer.stats().put_count == 1
+
+
+def test_a_flood_of_put_nowait_is_drained_in_few_entries(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        acks = [writer.put_nowait(rows([k])) for k in range(3000)]
+        acks[-1].wait(timeout=60)
+        assert all(ack.durable for ack in acks)
+        assert len(row_entries(tmp_path)) < 1500
+        assert len(scanned(writer)) == 3000
+
+
+def test_a_large_put_nowait_is_published_before_it_returns(tmp_path: Path) -> None:
+    with open_writer(tmp_path, max_entry_bytes=1000) as writer:
+        ack = writer.put_nowait(rows(range(1000)))
+        assert ack.durable
+        assert len(flushed(tmp_path)[1]) == 1000
+
+
+def test_waiting_is_not_told_of_a_flush_that_fails(tmp_path: Path) -> None:
+    """It was told that nothing happened, of a write that was on its way into the log."""
+    store, location = watched(tmp_path)
+    writer = open_writer(location)
+    writer.put(rows([1]))
+    store.fail("put_new", MANIFEST, error=lambda: UnavailableError("no manifests today", ambiguous=False))
+    writer.force_seal_active()
+    with pytest.raises(UnavailableError, match="no manifests"):
+        writer.wait_for_flush_drain(SECONDS)  # after a few failures
+    held = store.hold("put_new", WAL)
+    ack = writer.put_nowait(rows([2]))
+    held.wait_reached()
+    waiting = in_thread(lambda: ack.wait(timeout=SECONDS))
+    waiting.wait(0.1)
+    assert waiting.running
+    held.open()
+    waiting.result()
+    writer.abort()
+
+
+def test_waiting_is_told_of_an_abort_only_if_the_write_is_not_in_the_log(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    writer = open_writer(location)
+    held = store.hold("put_new", WAL)
+    ack = writer.put_nowait(rows([1]))
+    held.wait_reached()  # its entry is on its way
+    waiting, aborting = in_thread(lambda: ack.wait(timeout=SECONDS)), in_thread(writer.abort)
+    waiting.wait(0.1)
+    assert waiting.running
+    held.open()
+    waiting.result()
+    aborting.result()
+    assert len(row_entries(tmp_path)) == 1
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -41,7 +166,7 @@ def test_puts_of_many_tasks_are_durable_and_share_entries(tmp_path: Path) -> Non
     run(work())
 
 
-def test_a_table_writer_routes_them(tmp_path: Path) -> None:
+def test_a_table_writer_routes_them_and_its_acknowledgement_can_be_awaited(tmp_path: Path) -> None:
     async def work() -> None:
         table = create(str(tmp_path / "t"), sharding=mw.Bucket("id", 4))
         async with table.writer(fsync=False) as writer:
@@ -49,7 +174,10 @@ def test_a_table_writer_routes_them(tmp_path: Path) -> None:
             assert sum(result.written for result in results) == 40
             await asyncio.gather(*(writer.delete_async(n) for n in range(10)))
             assert (await writer.delete_async(range(20), count=True)).matched == 10
-        assert table.count_rows() == 20
+            ack = writer.put_nowait(row(1))
+            await ack
+            assert (ack.durable, ack.result.written) == (True, 1)
+        assert table.count_rows() == 21
 
     run(work())
 
@@ -189,18 +317,22 @@ def test_a_task_that_is_cancelled_does_not_take_its_put_back(tmp_path: Path) -> 
     run(work())
 
 
-@pytest.mark.parametrize("end", ["close", "abort"])
-def test_what_is_queued_when_the_writer_ends_is_told_so(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize(("end", "error"), [("close", ClosedError), ("abort", ClosedError), ("takeover", FencedError)])
+def test_tasks_of_a_writer_that_ended_raise(tmp_path: Path, end: str, error: type[Exception]) -> None:
     async def work() -> None:
         writer = open_writer(tmp_path)
         await writer.put_async(rows([1]))
-        getattr(writer, end)()
-        with pytest.raises(mw.ClosedError):
-            await writer.put_async(rows([2]))
+        if end == "takeover":
+            open_writer(tmp_path).abort()
+        else:
+            getattr(writer, end)()
+        found = await asyncio.gather(*(writer.put_async(rows([n])) for n in (2, 3)), return_exceptions=True)
+        assert [type(each) for each in found] == [error] * 2
+        writer.abort()
 
     run(work())
     with open_writer(tmp_path) as writer:
-        assert 2 not in scanned(writer)
+        assert not {2, 3} & scanned(writer).keys()
 
 
 def test_nobody_waits_for_a_writer_that_ended_with_calls_in_its_queue() -> None:
@@ -222,18 +354,6 @@ def test_nobody_waits_for_a_writer_that_ended_with_calls_in_its_queue() -> None:
     run(work())
 
 
-def test_every_task_of_a_fenced_writer_is_told(tmp_path: Path) -> None:
-    async def work() -> None:
-        writer = open_writer(tmp_path)
-        await writer.put_async(rows([1]))
-        with open_writer(tmp_path):
-            found = await asyncio.gather(*(writer.put_async(rows([n])) for n in (2, 3)), return_exceptions=True)
-        assert [type(error) for error in found] == [mw.FencedError] * 2
-        writer.abort()
-
-    run(work())
-
-
 def test_two_loops_share_a_writer(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
 
@@ -241,11 +361,9 @@ def test_two_loops_share_a_writer(tmp_path: Path) -> None:
             for step in range(20):
                 await asyncio.gather(*(writer.put_async(rows([first + 10 * step + n])) for n in range(10)))
 
-        threads = [threading.Thread(target=run, args=(work(1_000 * number),)) for number in range(2)]
+        threads = [in_thread(partial(run, work(1_000 * number))) for number in range(2)]
         for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
+            thread.result(SECONDS)
         assert len(scanned(writer)) == 400
 
 
@@ -280,18 +398,6 @@ def test_a_put_that_a_closed_loop_left_behind_does_not_undo_a_later_one(tmp_path
         writer.put(rows([1], "new"))
         run(writer.put_async(rows([2], "new")))
         assert scanned(writer) == {1: "new", 2: "new"}
-
-
-def test_an_acknowledgement_can_be_awaited(tmp_path: Path) -> None:
-    async def work() -> None:
-        table = create(str(tmp_path / "t"))
-        async with table.writer(fsync=False) as writer:
-            ack = writer.put_nowait(row(1))
-            await ack
-            assert ack.durable
-            assert ack.result.written == 1
-
-    run(work())
 
 
 def test_reads_have_an_async_form(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A successor owns the shard: the old writer acknowledges nothing any more, and still answers reads."""
+"""A writer that was fenced or poisoned acknowledges nothing, publishes nothing, and reopening recovers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from lance_memwal import FencedError, MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
-from lance_memwal.log.entry import encode_sentinel
-from lance_memwal.store import paths
 from tests.kit.writers import (
-    KEYED,
+    BLOOM,
+    MANIFEST,
+    SECONDS,
     WAL,
+    Rule,
+    WatchedStore,
     entries,
     epoch_of,
     everything,
@@ -54,19 +56,21 @@ def test_the_first_put_after_a_takeover_is_refused_even_if_the_successor_wrote_n
     first.abort()
 
 
-def test_a_stalled_writer_whose_successor_claimed_never_acknowledges(tmp_path: Path) -> None:
+def test_stalled_puts_whose_successor_claimed_are_never_acknowledged(tmp_path: Path) -> None:
     """Lesson 7: even a put that was under way must not be acknowledged at a stale epoch."""
     store, location = watched(tmp_path)
     first = open_writer(location)
     first.put(rows([1]))
     held = store.hold("put_new", WAL, 1)
-    stalled = in_thread(lambda: first.put(rows([2])))
+    puts = [in_thread(lambda: first.put(rows([2])))]
     held.wait_reached()
+    puts.append(in_thread(lambda: first.put(rows([4]))))
     with open_writer(tmp_path) as second:
         second.put(rows([3]))
         held.open()
-        with pytest.raises(FencedError):
-            stalled.result()
+        for put in puts:
+            with pytest.raises(FencedError):
+                put.result()
         assert scanned(second) == {1: "a", 3: "a"}
     first.abort()
 
@@ -161,22 +165,6 @@ def test_a_lost_fence_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "superseded" in told[0]
 
 
-def test_two_concurrent_puts_on_a_fenced_writer_both_fail(tmp_path: Path) -> None:
-    store, location = watched(tmp_path)
-    first = open_writer(location)
-    held = store.hold("put_new", WAL, 1)
-    puts = [in_thread(lambda: first.put(rows([1])))]
-    held.wait_reached()
-    puts.append(in_thread(lambda: first.put(rows([2]))))
-    with open_writer(tmp_path):
-        held.open()
-        for put in puts:
-            with pytest.raises(FencedError):
-                put.result()
-    assert row_entries(tmp_path) == []
-    first.abort()
-
-
 def test_sealing_looks_at_the_manifest_and_finds_the_fence(tmp_path: Path) -> None:
     first = open_writer(tmp_path)
     first.put(rows([1]))
@@ -190,13 +178,6 @@ def test_sealing_looks_at_the_manifest_and_finds_the_fence(tmp_path: Path) -> No
     first.abort()
 
 
-def test_check_fenced_is_quiet_while_the_writer_owns_the_shard(tmp_path: Path) -> None:
-    with open_writer(tmp_path) as writer:
-        writer.check_fenced()
-        writer.put(rows([1]))
-        writer.check_fenced()
-
-
 def test_a_non_durable_writer_learns_of_the_fence_in_the_background(tmp_path: Path) -> None:
     first = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=5)
     with open_writer(tmp_path) as second:
@@ -208,37 +189,6 @@ def test_a_non_durable_writer_learns_of_the_fence_in_the_background(tmp_path: Pa
         assert scanned(second) == {}
     with pytest.raises(FencedError):
         first.close()
-
-
-def test_epochs_only_grow_and_each_position_has_one_author(tmp_path: Path) -> None:
-    writers = []
-    for k in range(5):
-        writers.append(open_writer(tmp_path))
-        writers[-1].put(rows([k]))
-    assert epoch_of(tmp_path) == 5
-    for writer in writers[:-1]:
-        with pytest.raises(FencedError):
-            writer.put(rows([100]))
-    assert set(scanned(writers[-1])) == set(range(5))
-    epochs = [entry.writer_epoch for entry in entries(tmp_path)]
-    assert epochs == sorted(epochs)
-    for writer in writers:
-        writer.abort()
-
-
-def test_a_lower_epoch_sentinel_at_our_position_moves_us_on(tmp_path: Path) -> None:
-    with open_writer(tmp_path) as writer:
-        writer.put(rows([1]))
-    writer = open_writer(tmp_path)  # epoch 2
-    assert writer.epoch == 2
-    position = writer.wal_stats().next_wal_entry_position
-    (tmp_path / paths.wal_entry_path(writer.shard_id, position)).write_bytes(encode_sentinel(1))
-    writer.put(rows([2]))
-    assert writer.wal_stats().next_wal_entry_position == position + 2
-    assert everything(writer, tmp_path) == {1: "a", 2: "a"}
-    writer.abort()
-    with open_writer(tmp_path, KEYED) as writer:
-        assert everything(writer, tmp_path) == {1: "a", 2: "a"}
 
 
 def test_a_fence_and_a_log_that_cannot_be_written_are_told_apart_by_type(tmp_path: Path) -> None:
@@ -257,3 +207,240 @@ def test_a_fence_and_a_log_that_cannot_be_written_are_told_apart_by_type(tmp_pat
     assert type(failure.value) is WriterPoisonedError
     assert type(failure.value.__cause__) is UnavailableError
     second.abort()
+
+
+def _wait_for_fence(writer: ShardWriter) -> None:
+    with pytest.raises(FencedError):
+        writer.wait_for_flush_drain(SECONDS)
+
+
+def test_a_fenced_flush_does_not_go_on(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    first = open_writer(location)
+    first.put(rows([1]))
+    held = store.hold("put", BLOOM)
+    first.force_seal_active()
+    held.wait_reached()
+    with open_writer(tmp_path) as second:
+        second.put(rows([2]))
+        held.open()
+        _wait_for_fence(first)
+        assert store.count("put", BLOOM) == 1
+        assert flushed(tmp_path) == {}
+        assert scanned(first) == {1: "a"}  # what it had is still shown by it, and owned by its successor
+        assert everything(second, tmp_path) == {1: "a", 2: "a"}
+    first.abort()
+    assert store.count("put", BLOOM) == 1, "the flusher of a fenced writer must not try again"
+    assert [len(found) for found in flushed(tmp_path).values()] == [2]
+
+
+def test_of_later_generations_of_a_fenced_writer_nothing_stays(tmp_path: Path) -> None:
+    """They may be prepared beside the one whose commit was fenced."""
+    store, location = watched(tmp_path)
+    first = open_writer(location)
+    held = store.hold("put", BLOOM)
+    for k in (1, 2, 3):
+        first.put(rows([k]))
+        first.force_seal_active()
+    held.wait_reached()
+    open_writer(tmp_path).abort()
+    held.open()
+    _wait_for_fence(first)
+    first.abort()
+    assert [len(list(tmp_path.rglob(f"*_gen_{number}"))) for number in (2, 3)] == [1, 0]  # the one is published
+    assert {g: [row["id"] for row in found] for g, found in flushed(tmp_path).items()} == {1: [1], 2: [2]}  # by replay
+
+
+def test_a_flush_asks_nobody_once_its_writer_knows_that_it_is_fenced(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    first = open_writer(location)
+    first.put(rows([1]))
+    held = store.hold("put", BLOOM)
+    first.force_seal_active()
+    held.wait_reached()
+    open_writer(tmp_path).abort()
+    with pytest.raises(FencedError):
+        first.put(rows([2]))
+    reads = store.count("get", MANIFEST)
+    held.open()
+    first.abort()  # returns when the flush has ended
+    assert store.count("get", MANIFEST) == reads
+    assert flushed(tmp_path) == {}
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_flush_of_a_poisoned_writer_publishes_nothing(tmp_path: Path, end: str) -> None:
+    """The epoch is still its own, so that only the poison keeps the flush from its commit."""
+    store, location = watched(tmp_path)
+    writer = open_writer(location, max_wal_persist_retries=0)
+    writer.check_fenced()
+    writer.put(rows([1]))
+    held = store.hold("put", BLOOM)
+    writer.force_seal_active()
+    held.wait_reached()
+    store.fail("put_new", WAL)
+    with pytest.raises(WriterPoisonedError):
+        writer.put(rows([2]))
+    writer.check_fenced()
+    held.open()
+    if end == "abort":
+        writer.abort()  # returns when the flush has ended
+    else:
+        with pytest.raises(WriterPoisonedError):
+            writer.close()
+    assert flushed(tmp_path) == {}
+    with open_writer(tmp_path) as again:
+        assert everything(again, tmp_path) == {1: "a"}
+
+
+FAST = {"max_wal_persist_retries": 2}
+
+
+def poisoned(root: Path, **settings: Any) -> tuple[ShardWriter, WatchedStore, Rule]:
+    """A writer with rows 1 (durable) whose next put failed for good."""
+    store, location = watched(root)
+    writer = open_writer(location, **{**FAST, **settings})
+    writer.put(rows([1]))
+    rule = store.fail("put_new", WAL, error=lambda: UnavailableError("the disk is on fire"))
+    with pytest.raises(WriterPoisonedError):
+        writer.put(rows([2]))
+    return writer, store, rule
+
+
+def test_after_the_retries_every_write_refuses_with_the_first_failure_as_its_cause(tmp_path: Path) -> None:
+    writer, store, rule = poisoned(tmp_path)
+    rule.open()  # the store heals, the writer does not
+    calls = (
+        lambda: writer.put(rows([3])),
+        lambda: writer.delete([1]),
+        lambda: writer.put_nowait(rows([3])),
+        writer.force_seal_active,
+        lambda: writer.put(rows([3]), txn=("a", 1)),
+    )
+    for call in calls:
+        with pytest.raises(WriterPoisonedError, match="reopen the shard") as caught:
+            call()
+        assert not caught.value.retryable
+        cause = caught.value.__cause__
+        assert isinstance(cause, UnavailableError)
+        assert "the disk is on fire" in str(cause)
+    assert store.count("put_new", WAL) == 1
+    writer.abort()
+
+
+def test_a_poisoned_writer_refuses_reads(tmp_path: Path) -> None:
+    """Lesson 11: a poisoned writer still served reads."""
+    writer, _, _ = poisoned(tmp_path)
+    for look in (writer.memtable_scanner, writer.active_memtable_ref, writer.in_memory_memtable_refs):
+        with pytest.raises(WriterPoisonedError):
+            look()
+    assert writer.capture() is None
+    writer.abort()
+
+
+def test_the_statistics_of_a_poisoned_writer_stay_readable(tmp_path: Path) -> None:
+    writer, _, _ = poisoned(tmp_path)
+    assert writer.stats().put_count == 1
+    assert writer.memtable_stats().pending_wal_row_count == 1
+    assert writer.wal_stats().next_wal_entry_position == 2
+    assert writer.backpressure_stats().total_count == 0
+    assert writer.manifest().writer_epoch == writer.epoch == 1
+    assert writer.transactions() == {}
+    writer.check_fenced()
+    writer.abort()
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_end_of_a_poisoned_writer_commits_nothing_and_ends_its_threads(tmp_path: Path, end: str) -> None:
+    writer, _, rule = poisoned(tmp_path)
+    with pytest.raises(WriterPoisonedError):
+        writer.wait_for_flush_drain(timeout=30)
+    rule.open()
+    if end == "close":
+        with pytest.raises(WriterPoisonedError):
+            in_thread(writer.close).result()
+        writer.close()
+    else:
+        writer.abort()
+    assert flushed(tmp_path) == {}
+    assert not memwal_threads()
+
+
+def test_reopening_recovers_exactly_what_is_in_the_log(tmp_path: Path) -> None:
+    writer, _, _ = poisoned(tmp_path)
+    writer.abort()
+    with open_writer(tmp_path) as writer:
+        assert scanned(writer) == {1: "a"}
+        writer.put(rows([3]))
+        assert scanned(writer) == {1: "a", 3: "a"}
+
+
+def test_a_poisoned_writer_does_not_flush_past_an_ambiguous_entry(tmp_path: Path) -> None:
+    """The entry may be in the log; a flush of its generation would make replay skip it."""
+    store, location = watched(tmp_path)
+    writer = open_writer(location, max_wal_persist_retries=0, max_memtable_rows=2)
+    writer.put(rows([1]))
+    store.fail("put_new", WAL, 1, after=True)
+    with pytest.raises(WriterPoisonedError):
+        writer.put(rows([2]))  # fills the memtable: its flush is under way or refused
+    with pytest.raises(WriterPoisonedError):
+        writer.close()
+    assert flushed(tmp_path) == {}
+    with open_writer(tmp_path) as writer:
+        assert everything(writer, tmp_path) == {1: "a", 2: "a"}
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_concurrent_puts_on_a_failing_log_all_fail(tmp_path: Path, durable: bool) -> None:
+    store, location = watched(tmp_path)
+    writer = open_writer(location, durable_write=durable, max_wal_persist_retries=1, max_wal_flush_interval_ms=1)
+    held = store.hold("put_new", WAL, 1)
+    store.fail("put_new", WAL)
+    first = in_thread(lambda: writer.put(rows([0]), txn=("a", 1)))
+    held.wait_reached()
+    others = [in_thread(lambda k=k: writer.put(rows([k]), txn=(f"app{k}", 1))) for k in range(1, 5)]
+    held.open()
+    for put in [first, *others]:
+        with pytest.raises(MemWalError):
+            put.result()
+    assert entries(tmp_path) == []
+    writer.abort()
+
+
+def test_unexpected_encoding_failure_poisons_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = open_writer(tmp_path)
+    writer.put(rows([1]))
+
+    class Broken:
+        generation = 1
+
+        def assemble(self, *args: object, **kwargs: object) -> bytes:
+            raise MemoryError("no memory for the entry")
+
+    monkeypatch.setattr(writer._shard.commits.entries, "_encoder", Broken())
+    with pytest.raises(WriterPoisonedError) as caught:
+        writer.put(rows([2]))
+    assert isinstance(caught.value.__cause__, MemoryError)
+    with pytest.raises(WriterPoisonedError):
+        writer.put(rows([3]))
+    writer.abort()
+    with open_writer(tmp_path) as writer:
+        assert scanned(writer) == {1: "a"}
+
+
+def test_a_background_wal_flush_that_fails_is_told_to_the_next_caller(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    writer = open_writer(location, durable_write=False, max_wal_flush_interval_ms=1, max_wal_persist_retries=0)
+    failing = store.fail("put_new", WAL)
+    writer.put(rows([1]))
+    failing.wait_reached()
+    wait_for(lambda: writer._shard.health.poison is not None)
+    with pytest.raises(WriterPoisonedError):
+        writer.put(rows([2]))
+    with pytest.raises(WriterPoisonedError):
+        writer.memtable_scanner()
+    with pytest.raises(WriterPoisonedError):
+        writer.close()
+    with open_writer(tmp_path) as writer:
+        assert scanned(writer) == {}
+        assert epoch_of(tmp_path) == 2

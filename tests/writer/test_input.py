@@ -1,4 +1,4 @@
-"""Input reconciliation: columns by name, reordered, safely cast, null-filled; what does not fit is refused by name."""
+"""Input reconciliation: columns by name, reordered, safely cast, null-filled or kept; what does not fit is refused by name."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal import InvalidInputError
+from lance_memwal.write.changes import Terms
+from lance_memwal.write.once import OnceAppender
 from tests.kit.writers import KEYED, contents, flushed, key_field, open_writer, rows, scanned
 
 WIDE = pa.schema(
@@ -56,10 +58,10 @@ def put_and_read(root: Path, data: Any, schema: pa.Schema = WIDE) -> list[dict[s
     """`data` after a put, the same in memory, after replay and in the SSTable."""
     writer = open_writer(root, schema)
     writer.put(data, missing="null")
-    in_memory: list[dict[str, Any]] = writer.scan().to_table().to_pylist()
+    in_memory: list[dict[str, Any]] = writer.memtable_scanner().to_table().to_pylist()
     writer.abort()
     writer = open_writer(root, schema)
-    assert writer.scan().to_table().to_pylist() == in_memory
+    assert writer.memtable_scanner().to_table().to_pylist() == in_memory
     writer.close()
     [found] = flushed(root).values()
     assert [{k: v for k, v in row.items() if k != "_tombstone"} for row in found] == in_memory
@@ -128,13 +130,11 @@ UNFIT: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "array"), UNFIT, ids=[f"{n}-{a.type}" for n, a in UNFIT])
-def test_what_cannot_be_reconciled_is_refused_with_the_name_of_the_column(
-    tmp_path: Path, name: str, array: pa.Array
-) -> None:
+def test_column_that_does_not_fit_is_refused_by_name(tmp_path: Path, name: str, array: pa.Array) -> None:
     with open_writer(tmp_path, WIDE) as writer:
         with pytest.raises(InvalidInputError, match=f"'{name}'"):
             writer.put(pa.table({"id": pa.array([1]), "name": pa.array(["n"]), name: array}), missing="null")
-        assert writer.scan().count_rows() == 0
+        assert writer.memtable_scanner().count_rows() == 0
 
 
 def test_unknown_duplicate_and_reserved_columns_are_refused_by_name(tmp_path: Path) -> None:
@@ -147,20 +147,16 @@ def test_unknown_duplicate_and_reserved_columns_are_refused_by_name(tmp_path: Pa
             writer.put({"id": [1], "v": ["a"], "_tombstone": [True]})
 
 
-def test_a_missing_column_that_must_not_be_null_is_refused_by_name(tmp_path: Path) -> None:
-    with open_writer(tmp_path, WIDE) as writer:
-        with pytest.raises(InvalidInputError, match="'name' is missing"):
-            writer.put({"id": [1]})
-        with pytest.raises(InvalidInputError, match="'id' is missing"):
-            writer.put({"name": ["n"]})
-
-
 def test_nulls_in_keys_and_not_null_columns_are_refused_by_name(tmp_path: Path) -> None:
     with open_writer(tmp_path, WIDE) as writer:
-        with pytest.raises(InvalidInputError, match="'id' must not be null"):
-            writer.put({"id": [1, None], "name": ["a", "b"]}, missing="null")
-        with pytest.raises(InvalidInputError, match="'name' must not be null"):
-            writer.put({"id": [1, 2], "name": ["a", None]}, missing="null")
+        for data, missing, reason in (
+            ({"id": [1]}, "error", "'name' is missing"),
+            ({"name": ["n"]}, "error", "'id' is missing"),
+            ({"id": [1, None], "name": ["a", "b"]}, "null", "'id' must not be null"),
+            ({"id": [1, 2], "name": ["a", None]}, "null", "'name' must not be null"),
+        ):
+            with pytest.raises(InvalidInputError, match=reason):
+                writer.put(data, missing=missing)  # type: ignore[arg-type]
         with pytest.raises(InvalidInputError, match="'id' must not be null"):
             writer.delete([1, None])
 
@@ -241,35 +237,27 @@ ITERATORS: dict[str, Callable[[], Any]] = {
     "models": lambda: (Model(id=number, v=value) for number, value in [(1, "a"), (2, "b")]),
 }
 ONE_ROW: dict[str, Any] = {"dict": {"id": 1, "v": "a"}, "dataclass": Row(1, "a"), "model": Model(id=1, v="a")}
+INPUTS: dict[str, tuple[Callable[[], Any], int]] = {
+    **{kind: (lambda data=data: data, 2) for kind, data in KINDS.items()},
+    **{f"iterator of {kind}": (made, 2) for kind, made in ITERATORS.items()},
+    **{f"one {kind}": (lambda row=row: row, 1) for kind, row in ONE_ROW.items()},
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_anything_arrow_like_can_be_put(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", INPUTS)
+def test_input_of_every_kind_is_one_put(tmp_path: Path, kind: str) -> None:
+    made, count = INPUTS[kind]
     with open_writer(tmp_path) as writer:
-        writer.put(KINDS[kind])
-        assert scanned(writer) == {1: "a", 2: "b"}
-
-
-@pytest.mark.parametrize("kind", ITERATORS)
-def test_an_iterator_is_run_once_into_one_put(tmp_path: Path, kind: str) -> None:
-    with open_writer(tmp_path) as writer:
-        writer.put(ITERATORS[kind]())
-        assert scanned(writer) == {1: "a", 2: "b"}
+        writer.put(made())
+        assert scanned(writer) == dict([(1, "a"), (2, "b")][:count])
         assert writer.stats().put_count == 1
-
-
-@pytest.mark.parametrize("kind", ONE_ROW)
-def test_one_row_can_be_put(tmp_path: Path, kind: str) -> None:
-    with open_writer(tmp_path) as writer:
-        writer.put(ONE_ROW[kind])
-        assert scanned(writer) == {1: "a"}
 
 
 def test_a_dict_with_a_value_that_is_no_collection_is_one_row(tmp_path: Path) -> None:
     with open_writer(tmp_path, WIDE) as writer:
         writer.put(FULL)
         writer.put({name: [value] for name, value in (FULL | {"id": 2}).items()})
-        assert writer.scan().to_table().to_pylist() == [FULL, FULL | {"id": 2}]
+        assert writer.memtable_scanner().to_table().to_pylist() == [FULL, FULL | {"id": 2}]
 
 
 def test_one_key_can_be_given_as_it_is(tmp_path: Path) -> None:
@@ -347,6 +335,7 @@ def test_plain_values_are_converted_exactly(tmp_path: Path) -> None:
         ("id", 1.5),
         ("id", decimal.Decimal("1.5")),
         ("id", True),
+        ("id", "one"),
         ("day", dt.datetime(2024, 5, 1, 12)),
         ("at", dt.datetime(2024, 5, 1, 12, 0, 0, 5)),
         ("ints", [1, 2.5]),
@@ -357,9 +346,10 @@ def test_plain_values_are_converted_exactly(tmp_path: Path) -> None:
 )
 def test_plain_values_that_would_be_cut_are_refused_by_column(tmp_path: Path, name: str, value: Any) -> None:
     with open_writer(tmp_path, EXACT) as writer:
-        with pytest.raises(InvalidInputError, match=f"'{name}' cannot be converted"):
-            writer.put([{"id": 1, name: value}])
-        assert writer.scan().count_rows() == 0
+        for data in ([{"id": 1, name: value}], {"id": 1, name: value}):
+            with pytest.raises(InvalidInputError, match=f"'{name}' cannot be converted"):
+                writer.put(data, missing="null")
+        assert writer.memtable_scanner().count_rows() == 0
 
 
 INNER = pa.schema(
@@ -388,10 +378,10 @@ def test_rows_and_tombstones_with_null_structs_of_not_null_fields_can_be_flushed
     writer.put([{"id": 3, "must": {"a": 7}}, {"id": 4, "must": {"a": 7}}], missing="null")
     writer.delete([4])
     expected = [full, bare, {"id": 3, "s": None, "l": None, "must": {"a": 7}}]
-    assert writer.scan().to_table().to_pylist() == expected
+    assert writer.memtable_scanner().to_table().to_pylist() == expected
     writer.abort()
     writer = open_writer(tmp_path, INNER)
-    assert writer.scan().to_table().to_pylist() == expected
+    assert writer.memtable_scanner().to_table().to_pylist() == expected
     writer.close()
     assert [row for row in flushed(tmp_path)[1] if not row["_tombstone"]] == [
         {**row, "_tombstone": False} for row in expected
@@ -404,8 +394,8 @@ def test_slices_of_nested_columns_are_filtered_and_flushed(tmp_path: Path) -> No
     data = [{"id": k, "s": {"t": {"n": k} if k % 3 else None}} for k in range(12)]
     writer = open_writer(tmp_path, deep)
     writer.put(pa.Table.from_pylist(data, schema=deep).slice(5))
-    assert writer.scan().to_table().to_pylist() == data[5:]
-    assert writer.scan().filter("s.t.n = 7").to_table().to_pylist() == [data[7]]
+    assert writer.memtable_scanner().to_table().to_pylist() == data[5:]
+    assert writer.memtable_scanner().filter("s.t.n = 7").to_table().to_pylist() == [data[7]]
     writer.close()
     assert [row["s"] for row in flushed(tmp_path)[1]] == [row["s"] for row in data[5:]]
 
@@ -423,15 +413,7 @@ def test_nulls_inside_not_null_fields_are_refused_by_column(tmp_path: Path) -> N
             writer.put(pa.table({"id": [1], "s": hole, "must": must}), missing="null")
         with pytest.raises(InvalidInputError, match="column 'l': field 't' must not be null"):
             writer.put(pa.table({"id": [1], "l": lists, "must": must}), missing="null")
-        assert writer.scan().count_rows() == 0
-
-
-def test_plain_values_that_do_not_convert_are_refused_by_column(tmp_path: Path) -> None:
-    with open_writer(tmp_path) as writer:
-        with pytest.raises(InvalidInputError, match="'id' cannot be converted"):
-            writer.put([{"id": "one", "v": "a"}])
-        with pytest.raises(InvalidInputError, match="'id' cannot be converted"):
-            writer.put({"id": "one", "v": "a"})
+        assert writer.memtable_scanner().count_rows() == 0
 
 
 def test_large_input_that_fits_is_not_copied(tmp_path: Path) -> None:
@@ -458,7 +440,7 @@ def test_a_slice_of_a_huge_parent_does_not_keep_it_alive_and_is_no_bulk_put(tmp_
     assert stats.pending_wal_estimated_bytes < 200_000
     del parent
     assert pa.total_allocated_bytes() < before, "the parent is still alive"
-    assert contents(writer.scan().to_table()) == dict.fromkeys(range(1000), "v" * 10)
+    assert contents(writer.memtable_scanner().to_table()) == dict.fromkeys(range(1000), "v" * 10)
     writer.abort()
 
 
@@ -484,3 +466,139 @@ def test_a_null_struct_is_refused_where_the_files_of_the_base_table_cannot_store
         writer.delete([1])
     table.compact()
     assert table.dataset.to_table().to_pylist() == [{"id": 2, "s": {"a": {"b": 2}}}]
+
+
+XY = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+COLUMNS = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("v", pa.int64()),
+        pa.field("s", pa.struct([("a", pa.int64()), ("b", XY)])),
+        pa.field("l", pa.list_(XY)),
+    ]
+)
+WHOLE = {"id": 1, "v": 10, "s": {"a": 1, "b": {"x": 1, "y": 2}}, "l": [{"x": 1, "y": 2}]}
+SHARD = mw.shard_id_for(mw.Unsharded())
+
+
+def _without(row: dict[str, Any], path: str) -> dict[str, Any]:
+    head, _, rest = path.partition(".")
+    if not rest:
+        return {name: value for name, value in row.items() if name != head}
+    inner = [_without(item, rest) for item in row[head]] if isinstance(row[head], list) else _without(row[head], rest)
+    return {**row, head: inner}
+
+
+def _arrow(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows)
+
+
+SHAPES: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "dicts": lambda rows: rows,
+    "columns": lambda rows: {name: [row[name] for row in rows] for name in rows[0]},
+    "table": _arrow,
+    "batch": lambda rows: _arrow(rows).to_batches()[0],
+    "reader": lambda rows: _arrow(rows).to_reader(),
+}
+
+
+@pytest.mark.parametrize("path", ["v", "s.a", "s.b.y", "l.x"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_missing_column_is_refused_by_name_and_nothing_is_written(tmp_path: Path, shape: str, path: str) -> None:
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    part = _without(WHOLE, path)
+    with table.writer() as writer:
+        writer.put([WHOLE])
+        for put in (
+            writer.put,
+            writer.put_nowait,
+            writer.shard_writers[SHARD].put,
+            writer.shard_writers[SHARD].put_nowait,
+        ):
+            with pytest.raises(mw.InvalidInputError, match=f"'{path}'.*missing='null'"):
+                put(SHAPES[shape]([part]))
+        assert table.scan().to_table().to_pylist() == [WHOLE]
+        writer.put(SHAPES[shape]([part]), missing="null")
+        (row,) = table.scan().to_table().to_pylist()
+    head, *rest = path.split(".")
+    found: Any = row[head][0] if head == "l" else row[head]
+    for name in rest:
+        found = found[name]
+    assert found is None
+
+
+def test_null_is_not_missing_and_a_dict_without_a_column_is(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    with table.writer() as writer:
+        for path in ("v", "s.b.x", "l.y"):
+            with pytest.raises(mw.InvalidInputError, match=f"'{path}'"):
+                writer.put([WHOLE, {**_without(WHOLE, path), "id": 2}])
+        writer.put([WHOLE, {**WHOLE, "id": 2, "s": None, "l": None}, {**WHOLE, "id": 3, "l": []}])
+        assert table.count_rows() == 3
+        writer.put(pa.table({"id": [1], "v": pa.nulls(1), "s": pa.nulls(1), "l": pa.nulls(1)}))
+        assert table.get(1) == {"id": 1, "v": None, "s": None, "l": None}
+
+
+def test_an_append_only_table_fills_what_is_left_out_unless_told_otherwise(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, writer_defaults={"fsync": False})
+    with table.writer() as writer:
+        writer.put([{"id": 1}, {"id": 2, "v": 5}])
+        writer.put(pd.DataFrame({"id": [3]}))
+        with pytest.raises(mw.InvalidInputError, match="'v', 's', 'l'"):
+            writer.put({"id": [4]}, missing="error")
+        assert sorted(row["id"] for row in table.scan().to_table().to_pylist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("key", ["id", None])
+def test_a_not_null_column_is_never_filled(tmp_path: Path, key: str | None) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key=key)
+    with table.writer() as writer:
+        for missing in (None, "error", "null"):
+            with pytest.raises(mw.InvalidInputError, match="'n'"):
+                writer.put({"id": [1]}, missing=missing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("missing", "reason"), [("keep", "update"), ("drop", "one of 'error', 'null'"), (3, "3")])
+def test_what_cannot_be_done_with_missing_columns_is_refused(tmp_path: Path, missing: Any, reason: str) -> None:
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id")
+    with table.writer() as writer:
+        for put in (writer.put, writer.put_nowait):
+            if missing == "keep" and put == writer.put:
+                continue
+            with pytest.raises(mw.InvalidInputError, match=reason):
+                put([WHOLE], missing=missing)
+
+
+def test_appends_without_a_writer_follow_the_same_rule(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    table = mw.create_table(uri, COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    part = _arrow([_without(WHOLE, "v")]).to_batches()
+    deletes = [pa.record_batch({"id": [2], "_tombstone": [True]})]
+    once = OnceAppender(table.location)
+    claim = once.claim(SHARD)
+    with pytest.raises(mw.InvalidInputError, match="'v'"):
+        once.append(claim, part)
+    once.append(claim, deletes)
+    once.append(claim, part, terms=Terms("null"))
+    assert table.get(1) == {**WHOLE, "v": None}
+    appender = mw.WalAppender.open(uri, SHARD)
+    with pytest.raises(mw.InvalidInputError, match="'v'"):
+        appender.append(part)
+    with pytest.raises(mw.InvalidInputError, match="'v'"):
+        appender.append([WHOLE, {**_without(WHOLE, "v"), "id": 2}])
+    appender.append(deletes)
+    appender.append([{**WHOLE, "_tombstone": False}, {"id": 2, "_tombstone": True}])
+    assert table.get(1) == WHOLE
+    appender.append(part, missing="null")
+    assert table.get(1) == {**WHOLE, "v": None}
+
+
+def test_a_large_put_that_becomes_a_generation_follows_the_same_rule(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"max_entry_bytes": 1000})
+    with table.writer(fsync=False) as writer:
+        with pytest.raises(mw.InvalidInputError, match="'v'"):
+            writer.put({"id": range(10_000)})
+        writer.put({"id": pa.array(range(10_000))}, missing="null")
+    assert table.count_rows("v is null") == 10_000

@@ -1,7 +1,4 @@
-"""Ctrl-C anywhere in a put: the write happened or it did not, everything else goes on, and nothing is written twice.
-
-A KeyboardInterrupt is raised at every single line that a put executes, one per scenario, by a trace function.
-"""
+"""A write happens once or not at all: an interrupt at any line of it, a repeated transaction, several puts in one write."""
 
 from __future__ import annotations
 
@@ -11,26 +8,32 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from lance_memwal import ShardWriter, crash_points
+import lance_memwal as mw
+from lance_memwal import InvalidInputError, ShardWriter, WriterPoisonedError, crash_points
+from lance_memwal.types import EntryTransaction, Transaction
+from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
 from tests.kit.interrupts import Interrupter
 from tests.kit.writers import (
     BLOOM,
     SECONDS,
     UNKEYED,
-    flushed,
+    WAL,
     in_thread,
     memwal_threads,
     open_writer,
     row_entries,
     rows,
+    scanned,
     wait_for,
     watched,
 )
@@ -40,89 +43,180 @@ def ids(writer: ShardWriter) -> list[int]:
     return sorted(writer.scan().to_table().column("id").to_pylist())
 
 
-def one_scenario(root: Path, at: int, settings: dict[str, Any]) -> int | None:
-    """Interrupt one put at line `at`; returns the number of lines once `at` is behind the last."""
+@pytest.fixture(autouse=True)
+def _no_point_is_left() -> Iterator[None]:
+    yield
+    crash_points.install(None)
+
+
+def in_log(root: Path) -> list[int]:
+    """The keys in the log, sorted."""
+    return sorted(k for entry in row_entries(root) for batch in entry.batches for k in batch.column("id").to_pylist())
+
+
+def put_two(writer: ShardWriter) -> None:
+    writer.put([rows([2], schema=UNKEYED), rows([3], schema=UNKEYED)])
+
+
+def put_nowait(writer: ShardWriter) -> None:
+    writer.put_nowait([rows([2], schema=UNKEYED), rows([3], schema=UNKEYED)]).wait()
+
+
+def one_scenario(root: Path, at: int, settings: dict[str, Any], put: Callable[[ShardWriter], None]) -> int | None:
+    """Interrupt one put at line `at`. Returns the number of lines once `at` is after the last."""
     writer = open_writer(root, UNKEYED, **settings)  # append-only: a row that is written twice is seen twice
-    writer.put(rows([1], schema=UNKEYED))
+    writer.put(rows([1], schema=UNKEYED), txn=("app", 0))
     interrupter = Interrupter(at)
-    interrupted = interrupter.run(lambda: writer.put([rows([2], schema=UNKEYED), rows([3], schema=UNKEYED)]))
-    other = in_thread(lambda: writer.put(rows([4], schema=UNKEYED)))  # another thread is not held up
-    other.result()
-    writer.put(rows([5], schema=UNKEYED), txn=("app", 1))
-    assert writer.put(rows([5], schema=UNKEYED), txn=("app", 1)).skipped
-    where = interrupter.where
-    if settings.get("max_memtable_batches"):
-        writer.wait_for_flush_drain(SECONDS)
+    interrupted = interrupter.run(lambda: put(writer))
+    where, acked = interrupter.where, {1} if interrupted else {1, 2, 3}
+    try:
+        in_thread(lambda: writer.put(rows([4], schema=UNKEYED))).result()  # must not hang
+        writer.put(rows([5], schema=UNKEYED), txn=("app", 1))
+        acked |= {4, 5}
+        assert writer.put(rows([5], schema=UNKEYED), txn=("app", 1)).skipped
+        if settings.get("enable_memtable", True):
+            assert writer.memtable_stats().pending_wal_row_count == 0, where
+    except WriterPoisonedError:
+        assert interrupted, where
+        with pytest.raises(WriterPoisonedError):
+            writer.put(rows([6], schema=UNKEYED))
         writer.abort()
-        found = sorted(k for e in row_entries(root) for b in e.batches for k in b.column("id").to_pylist())
     else:
-        found = ids(writer)
-        stats = writer.memtable_stats()
-        assert stats.pending_wal_row_count == 0, where
-        assert stats.row_count == len(found), f"memory holds rows that nobody can see {where}"
-        writer.abort()
-    assert found in ([1, 4, 5], [1, 2, 3, 4, 5]), f"{found} {where}"
-    assert 2 in found or interrupted, where
-    writer = open_writer(root, UNKEYED, **settings)
-    if not settings.get("max_memtable_batches"):
-        assert ids(writer) == found, f"replay gives other rows {where}"
-    writer.close()
+        if settings.get("enable_memtable", True):
+            writer.force_seal_active()
+            writer.wait_for_flush_drain(SECONDS)
+        writer.close()
+    if settings.get("enable_memtable", True):
+        again = open_writer(root, UNKEYED, **settings)
+        found = sorted(again.scan().to_table().column("id").to_pylist())
+        again.close()
+    else:
+        found = in_log(root)
+    assert len(set(found)) == len(found), f"written twice: {found} {where}"
+    assert acked <= set(found) <= acked | {2, 3, 4}, f"{found} {where}"
+    assert (2 in found) == (3 in found), f"half a put is in the table: {where}"
     return None if interrupted else interrupter.lines
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "durable": {"stats_log_interval_ms": None},
-    "not durable": {"durable_write": False, "max_wal_flush_interval_ms": None},
-    "rotating": {"max_memtable_batches": 2},
+MODES: dict[str, tuple[dict[str, Any], Callable[[ShardWriter], None]]] = {
+    "durable": ({"stats_log_interval_ms": None}, put_two),
+    "not durable": ({"durable_write": False, "max_wal_flush_interval_ms": None}, put_two),
+    "rotating": ({"max_memtable_batches": 2}, put_two),
+    "wal only": ({"enable_memtable": False, "max_memtable_batches": 2}, put_two),
+    "no wait": ({"stats_log_interval_ms": None}, put_nowait),
 }
 
 
 @pytest.mark.scaled
 @pytest.mark.parametrize("mode", MODES)
-def test_an_interrupt_at_any_line_of_a_put_leaves_a_writer_that_goes_on(tmp_path: Path, mode: str) -> None:
-    step = scaled(ci=3, prove=1)
+def test_interrupt_at_any_line_of_a_put_loses_and_doubles_nothing(tmp_path: Path, mode: str) -> None:
+    step = scaled(ci=7, prove=1)
     at, lines = 1, None
     while lines is None:
-        lines = one_scenario(tmp_path / str(at), at, MODES[mode])
+        lines = one_scenario(tmp_path / str(at), at, *MODES[mode])
         at += step
     assert lines > 40, "the trace did not see the put"
 
 
-def test_a_memtable_that_is_sealed_after_an_interrupt_can_be_flushed(tmp_path: Path) -> None:
-    at, interrupted = 1, True
-    while interrupted:
+WRITES: dict[str, tuple[Callable[[ShardWriter], object], str | None]] = {
+    "delete": (lambda writer: writer.delete([1]), None),
+    "update": (lambda writer: writer.update([{"id": 1, "v": "new"}]), "new"),
+    "compare and set": (lambda writer: writer.compare_and_set(1, {"id": 1, "v": "a"}, {"id": 1, "v": "new"}), "new"),
+    "large put": (lambda writer: writer.put(rows([1], "x" * 20_000)), "x" * 20_000),
+}
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("verb", WRITES)
+def test_interrupted_write_happens_whole_or_not_at_all(tmp_path: Path, verb: str) -> None:
+    write, expected = WRITES[verb]
+    for at in itertools.count(1, scaled(ci=31, prove=1)):
         root = tmp_path / str(at)
-        writer = open_writer(root, UNKEYED)
-        writer.put(rows([1], schema=UNKEYED))
-        interrupted = Interrupter(at).run(partial(writer.put, [rows([2], schema=UNKEYED), rows([3], schema=UNKEYED)]))
-        writer.force_seal_active()
-        writer.wait_for_flush_drain(SECONDS)
+        writer = open_writer(root, stats_log_interval_ms=None, max_entry_bytes=10_000)
+        writer.put(rows([1, 7]))
+        interrupter = Interrupter(at)
+        interrupted = interrupter.run(partial(write, writer))
+        with suppress(WriterPoisonedError):
+            in_thread(lambda: writer.put(rows([8]))).result()  # noqa: B023
         writer.abort()
-        found = [row["id"] for row in flushed(root)[1]]
-        assert found in ([1], [1, 2, 3])
-        assert found == [k for e in row_entries(root) for b in e.batches for k in b.column("id").to_pylist()]
-        at += 7
+        with open_writer(root) as again:
+            found = {row["id"]: row["v"] for row in again.scan().to_table().to_pylist()}
+        assert found.get(1) in ((expected, "a") if interrupted else (expected,)), interrupter.where
+        assert found[7] == "a", interrupter.where
+        if not interrupted:
+            break
+    assert at > 40, "the trace did not see the write"
 
 
-def test_an_interrupted_wal_only_put_never_skips_a_generation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", ["wal.before_put", "wal.after_put"])
+def test_interrupted_commit_poisons_and_says_what_is_unknown(tmp_path: Path, point: str) -> None:
+    writer = open_writer(tmp_path, UNKEYED)
+    writer.put(rows([1], schema=UNKEYED))
+    waiting: list[Any] = []
+
+    def queue_one_and_interrupt() -> None:
+        waiting.append(in_thread(lambda: writer.put(rows([3], schema=UNKEYED))))
+        wait_for(lambda: len(writer._shard.commits._puts._waiting) == 1)
+        raise KeyboardInterrupt
+
+    run_once_at(point, queue_one_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        writer.put(rows([2], schema=UNKEYED))
+    with pytest.raises(WriterPoisonedError) as waited:
+        waiting[0].result()
+    assert waited.value.ambiguous is False, "its rows were in no entry"
+    with pytest.raises(WriterPoisonedError, match="reopen the shard"):
+        writer.put(rows([4], schema=UNKEYED))
+    with pytest.raises(WriterPoisonedError):
+        writer.close()
+    with open_writer(tmp_path, UNKEYED) as again:
+        assert ids(again) == ([1, 2] if point == "wal.after_put" else [1])
+
+
+@pytest.mark.parametrize("point", ["wal.before_put", "wal.after_put"])
+def test_put_in_an_interrupted_entry_is_ambiguous_once_sent(tmp_path: Path, point: str) -> None:
+    writer = open_writer(tmp_path, UNKEYED)
+    commits = writer._shard.commits
+    with commits._turn:  # so that the put can only queue
+        commits._is_led = True
+        follower = in_thread(lambda: writer.put(rows([2], schema=UNKEYED)))
+        wait_for(lambda: len(commits._puts._waiting) == 1)
+        run_once_at(point, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            commits._lead(None, 1, False)
+    with pytest.raises(WriterPoisonedError) as waited:
+        follower.result()
+    assert waited.value.ambiguous == (point == "wal.after_put"), "before its put, nothing was sent"
+    writer.abort()
+    with open_writer(tmp_path, UNKEYED) as again:
+        assert ids(again) == ([2] if point == "wal.after_put" else [])
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.scaled
+def test_interrupted_wal_only_put_never_skips_a_generation(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"enable_memtable": False, "max_memtable_batches": 2}
     at, interrupted = 1, True
     while interrupted:
         root = tmp_path / str(at)
         writer = open_writer(root, UNKEYED, **settings)
         writer.put(rows([1], schema=UNKEYED))
-        interrupted = Interrupter(at).run(partial(writer.put, [rows([2], schema=UNKEYED), rows([3], schema=UNKEYED)]))
-        writer.put([rows([4], schema=UNKEYED), rows([5], schema=UNKEYED)])
-        writer.put(rows([6], schema=UNKEYED))
-        writer.close()
+        interrupted = Interrupter(at).run(partial(put_two, writer))
+        with suppress(WriterPoisonedError):
+            writer.put([rows([4], schema=UNKEYED), rows([5], schema=UNKEYED)])
+            writer.put(rows([6], schema=UNKEYED))
+        writer.abort()
         generations = [e.generation or 0 for e in row_entries(root)]
         assert all(b - a in (0, 1) for a, b in itertools.pairwise(generations)), generations
         open_writer(root, UNKEYED).close()  # and replay agrees
-        at += 5
+        at += scaled(ci=15, prove=1)
 
 
 def read(writer: ShardWriter) -> None:
-    writer.scan().to_table()
+    writer.memtable_scanner().to_table()
 
 
 def test_an_interrupted_reader_harms_no_other(tmp_path: Path) -> None:
@@ -131,12 +225,12 @@ def test_an_interrupted_reader_harms_no_other(tmp_path: Path) -> None:
         writer = open_writer(tmp_path / str(at))
         for k in range(6):
             writer.put(rows([k % 3, 10 + k], str(k)))
-            writer.scan().count_rows() if k == 2 else None
+            writer.memtable_scanner().count_rows() if k == 2 else None
         interrupted = Interrupter(at).run(partial(read, writer))
-        found = {row["id"]: row["v"] for row in writer.scan().to_table().to_pylist()}
+        found = {row["id"]: row["v"] for row in writer.memtable_scanner().to_table().to_pylist()}
         assert found == {0: "3", 1: "4", 2: "5"} | {10 + k: str(k) for k in range(6)}
         writer.put(rows([0], "last"))
-        assert writer.scan().filter("id = 0").to_table().to_pylist() == [{"id": 0, "v": "last"}]
+        assert writer.memtable_scanner().filter("id = 0").to_table().to_pylist() == [{"id": 0, "v": "last"}]
         writer.abort()
         at += 2
 
@@ -153,13 +247,12 @@ def test_a_put_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> None:
             held.wait_reached()
             os.kill(os.getpid(), signal.SIGINT)
 
-        thread = threading.Thread(target=interrupt)
-        thread.start()
+        thread = in_thread(interrupt)
         try:
             with pytest.raises(KeyboardInterrupt):
                 writer.put(rows([1000]))
         finally:
-            thread.join()
+            thread.result(4 * SECONDS)
             held.open()
         writer.put(rows([1001]))
         assert writer.backpressure_stats().total_count >= 1
@@ -188,7 +281,8 @@ def test_an_interrupt_at_any_line_of_a_wait_comes_out_as_itself(tmp_path: Path, 
         threading.Timer(0.05, held.open).start()
         interrupted = Interrupter(at, WAITING).run(partial(WAITS[wait], writer))
         held.open()
-        writer.close()
+        with suppress(WriterPoisonedError):  # if this thread led the commit
+            writer.close()
         at += 2
     assert at > 5, "the trace did not see the wait"
 
@@ -244,41 +338,237 @@ def test_a_put_that_a_leader_took_before_its_caller_was_interrupted_gets_to_stor
     writer.abort()
 
 
-def test_an_interrupt_at_any_line_of_a_wait_for_storage_leaves_nobody_in_a_hurry(tmp_path: Path) -> None:
-    writer = open_writer(tmp_path, UNKEYED, commit_linger_ms=10)
-    interrupted = True
-    for at in itertools.count(1):
-        ack = writer.put_nowait(rows([at], schema=UNKEYED), drain=False)
-        interrupter = Interrupter(at, ("lance_memwal/write/group_commit.py",))
-        interrupted = interrupter.run(ack.wait)
-        started = time.monotonic()
-        writer.put(rows([0], schema=UNKEYED))
-        assert time.monotonic() - started >= 0.01, f"nobody lingers any more {interrupter.where}"
-        if not interrupted:
-            break
+def test_equal_versions_are_written_once_and_lower_ones_refused_per_application(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        assert not writer.put(rows([1], "first"), txn=("app", 7)).skipped
+        again = writer.put(rows([1], "second"), txn=("app", 7))
+        assert again.skipped
+        assert len(again.batch_positions) == 0
+        with pytest.raises(InvalidInputError, match="older than the shard's version 7"):
+            writer.put(rows([2]), txn=("app", 6))
+        assert not writer.put(rows([3]), txn=("app", 9)).skipped
+        assert not writer.put(rows([4]), txn=("b", 1)).skipped
+        assert {app: seen.version for app, seen in writer.transactions().items()} == {"app": 9, "b": 1}
+        assert scanned(writer) == {1: "first", 3: "a", 4: "a"}
+        assert len(row_entries(tmp_path)) == 3
+
+
+def test_deletes_can_be_transactions(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        writer.put(rows([1]))
+        assert not writer.delete([1], txn=("app", 1)).skipped
+        writer.put(rows([1], "back"))
+        assert writer.delete([1], txn=("app", 1)).skipped
+        assert scanned(writer) == {1: "back"}
+
+
+def test_a_repeat_of_a_pending_version_waits_until_that_is_durable(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    with open_writer(location) as writer:
+        held = store.hold("put_new", WAL)
+        first = in_thread(lambda: writer.put(rows([1]), txn=("app", 1)))
+        held.wait_reached()
+        second = in_thread(lambda: writer.put(rows([2]), txn=("app", 1)))
+        third = in_thread(lambda: writer.put(rows([3]), txn=("app", 0)))
+        with pytest.raises(InvalidInputError, match="older"):
+            third.result()
+        assert second.running, "it would claim that a write is there that a crash could still take back"
+        held.open()
+        assert not first.result().skipped
+        assert second.result().skipped
+        assert scanned(writer) == {1: "a"}
+
+
+def test_a_repeat_of_a_pending_version_that_fails_fails_too(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    writer = open_writer(location, max_wal_persist_retries=0)
+    held = store.hold("put_new", WAL, 1)
+    store.fail("put_new", WAL)
+    first = in_thread(lambda: writer.put(rows([1]), txn=("app", 1)))
+    held.wait_reached()
+    second = in_thread(lambda: writer.put(rows([1]), txn=("app", 1)))
+    held.open()
+    for put in (first, second):
+        with pytest.raises(WriterPoisonedError):
+            put.result()
     writer.abort()
 
 
-LINGERING: dict[str, Callable[[ShardWriter, int], object]] = {
-    "delete": lambda writer, number: writer.delete([number]),
-    "update": lambda writer, number: writer.update([{"id": 1, "v": str(number)}]),
-    "compare and set": lambda writer, number: writer.compare_and_set(number, None, {"id": number, "v": "a"}),
-    "put of many bytes": lambda writer, number: writer.put(rows([number], "x" * 300_000)),
-    "put that nobody waits for": lambda writer, number: writer.put_nowait(rows([number])),
+def test_a_transaction_is_durable_when_put_returns_in_every_mode(tmp_path: Path) -> None:
+    with open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None) as writer:
+        writer.put(rows([1]))
+        writer.put(rows([2]), txn=("app", 1))
+        assert [e.num_rows for e in row_entries(tmp_path)] == [2], "a transaction shares the entry of what was pending"
+        assert row_entries(tmp_path)[0].footer.txns == (EntryTransaction(Transaction("app", 1), 1, 1),)
+
+
+def test_a_transaction_shares_an_entry_and_says_which_rows_are_its_own(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    with open_writer(location) as writer:
+        held = store.hold("put_new", WAL, 1)
+        acks = [writer.put_nowait(rows([0]))]
+        held.wait_reached()
+        acks.append(writer.put_nowait(rows([1])))
+        txn = in_thread(lambda: writer.delete([2, 3], txn=("app", 1)))
+        wait_for(lambda: writer.memtable_stats().pending_wal_batch_count >= 3)
+        acks.append(writer.put_nowait(rows([3])))
+        held.open()
+        txn.result()
+        acks[-1].wait()
+        assert [(e.num_rows, e.footer.txns) for e in row_entries(tmp_path)] == [
+            (1, ()),
+            (4, (EntryTransaction(Transaction("app", 1), 1, 2),)),
+        ]
+
+
+def test_versions_survive_reopening_flushing_and_takeover(tmp_path: Path) -> None:
+    with open_writer(tmp_path, UNKEYED) as writer:
+        writer.put(rows([1], schema=UNKEYED), txn=("app", 3))
+    for _ in range(3):
+        with open_writer(tmp_path, UNKEYED) as writer:
+            assert writer.put(rows([1], schema=UNKEYED), txn=("app", 3)).skipped
+            writer.put(rows([2], schema=UNKEYED))
+
+
+@pytest.mark.parametrize(
+    "txn", [("", 1), ("app",), ("app", -1), ("app", 1.5), ("app", True), (1, 1), "app", ("app", 1 << 63)]
+)
+def test_a_transaction_that_makes_no_sense_is_refused(tmp_path: Path, txn: object) -> None:
+    with open_writer(tmp_path) as writer:
+        with pytest.raises(InvalidInputError, match="txn must be"):
+            writer.put(rows([1]), txn=txn)  # type: ignore[arg-type]
+        assert scanned(writer) == {}
+
+
+def test_an_id_that_another_query_uses_is_refused(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        writer.put(rows([1]), txn=Transaction("app", 5, "query-1"))
+        assert writer.put(rows([1]), txn=Transaction("app", 4, "query-1")).skipped  # a query that was restarted
+        with pytest.raises(InvalidInputError, match="another query"):
+            writer.put(rows([1]), txn=Transaction("app", 5, "query-2"))
+
+
+def together(*puts: tuple[str, int, int]) -> list[EntryTransaction]:
+    """The marks of puts: application, version, rows."""
+    marks, first = [], 0
+    for app, version, count in puts:
+        marks.append(EntryTransaction(Transaction(app, version), first, count))
+        first += count
+    return marks
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> mw.Table:
+    return mw.create_table(str(tmp_path / "t"), UNKEYED, writer_defaults={"fsync": False})
+
+
+@pytest.fixture
+def writer(table: mw.Table) -> Iterator[mw.ShardWriter]:
+    with table.shard_writer() as writer:
+        yield writer
+
+
+def ids_of(table: mw.Table) -> list[int]:
+    return sorted(table.scan(columns=["id"]).to_table().column("id").to_pylist())
+
+
+def test_puts_in_one_write_are_one_entry_with_a_transaction_each(table: mw.Table, writer: mw.ShardWriter) -> None:
+    before = writer.stats()
+    done = writer.put_together(rows(range(6), schema=UNKEYED), together(("a", 1, 2), ("b", 7, 1), ("c", 1, 3)))
+    assert [result.written for result in done] == [2, 1, 3]
+    assert not any(result.skipped for result in done)
+    after = writer.stats()
+    assert (after.wal_flush_count - before.wal_flush_count, after.put_count - before.put_count) == (1, 3)
+    [versions] = table.transactions().values()
+    assert versions == {"a": 1, "b": 7, "c": 1}
+    assert ids_of(table) == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_is_there_already_is_skipped_and_the_rest_is_written(table: mw.Table, writer: mw.ShardWriter) -> None:
+    writer.put(rows([1], schema=UNKEYED), txn=("b", 7))
+    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), together(("a", 1, 1), ("b", 7, 1), ("c", 1, 1)))
+    assert [(result.written, result.skipped) for result in done] == [(1, False), (0, True), (1, False)]
+    assert ids_of(table) == [0, 1, 2]
+
+
+def test_a_repeat_is_known_to_the_next_writer(table: mw.Table) -> None:
+    batch, marks = rows([0, 1, 2], schema=UNKEYED), together(("a", 1, 1), ("b", 7, 1), ("c", 1, 1))
+    with table.shard_writer() as first:
+        first.put_together(batch, marks)
+        shard_id = first.shard_id
+        first.abort()
+    with table.shard_writer(shard_id) as second:
+        assert [result.skipped for result in second.put_together(batch, marks)] == [True] * 3
+    assert ids_of(table) == [0, 1, 2]
+
+
+def test_what_is_wrong_with_one_put_does_not_keep_the_others_out(table: mw.Table, writer: mw.ShardWriter) -> None:
+    writer.put(rows([9], schema=UNKEYED), txn=("b", 7))
+    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), together(("a", 1, 1), ("b", 6, 1), ("c", 1, 1)))
+    assert isinstance(done[1], mw.InvalidInputError)
+    assert [done[0].written, done[2].written] == [1, 1]
+    assert ids_of(table) == [0, 2, 9]
+
+
+def test_two_versions_of_one_application_are_written_in_their_order(table: mw.Table, writer: mw.ShardWriter) -> None:
+    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), together(("a", 1, 1), ("a", 2, 1), ("a", 2, 1)))
+    assert [result.skipped for result in done] == [False, False, True]
+    assert ids_of(table) == [0, 1]
+
+
+def test_a_table_that_merges_rows_is_refused(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("ts", pa.int64())])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", merge=mw.LastWrite(sequence="ts"))
+    batch = pa.record_batch([pa.array([1]), pa.array([1])], schema=schema)
+    with table.shard_writer() as writer, pytest.raises(mw.InvalidInputError):
+        writer.put_together(batch, together(("a", 1, 1)))
+
+
+WRONG = {
+    "a version that no decoder takes": Transaction("b", 1 << 64),
+    "a version below 0": Transaction("b", -1),
+    "a version that is no number": Transaction("b", True),
+    "an application without a name": Transaction("", 1),
+    "an application that is too long": Transaction("b" * 600, 1),
+    "a query that is no text": Transaction("b", 1, 5),  # type: ignore[arg-type]
+    "no transaction at all": None,
 }
 
 
-@pytest.mark.scaled
-@pytest.mark.parametrize("verb", LINGERING)
-def test_a_write_that_was_interrupted_anywhere_waits_for_no_other(tmp_path: Path, verb: str) -> None:
-    """It was inserted, and nobody led: it came to storage with whatever was written next."""
-    with open_writer(tmp_path, commit_linger_ms=5, stats_log_interval_ms=None) as writer:
-        commits = writer._shard.commits
-        writer.put_nowait(rows([1]), drain=False).wait()
-        for at in itertools.count(2, scaled(ci=5, prove=1)):
-            interrupter = Interrupter(at)
-            interrupted = interrupter.run(partial(LINGERING[verb], writer, at))
-            wait_for(lambda: commits.durable >= commits.buffered, 2)
-            if not interrupted:
-                break
-        assert at > 40, "the trace did not see the write"
+@pytest.mark.parametrize("wrong", WRONG)
+def test_transaction_that_no_reader_supports_is_refused(table: mw.Table, writer: mw.ShardWriter, wrong: str) -> None:
+    """It was acknowledged, and from then on nobody could read or open the shard."""
+    marks = together(("a", 1, 1), ("b", 1, 1), ("c", 1, 1))
+    marks[1] = EntryTransaction(WRONG[wrong], 1, 1)  # type: ignore[arg-type]
+    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), marks)
+    assert isinstance(done[1], mw.InvalidInputError)
+    assert [done[0].written, done[2].written] == [1, 1]
+    assert ids_of(table) == [0, 2]
+    writer.abort()
+    with table.shard_writer(writer.shard_id) as second:
+        assert second.put(rows([5], schema=UNKEYED), txn=("a", 2)).written == 1
+    assert ids_of(table) == [0, 2, 5]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [(0, 1), (1, 1)],
+        [(0, 1), (1, 3)],
+        [(0, 2), (1, 1)],
+        [(1, 1), (0, 2)],
+        [(0, 3), (3, 0)],
+        [(0, 4), (4, -1)],
+        [(0, 1), (1, None)],
+        [(0, True), (1, 2)],
+        [(0, 1.0), (1.0, 2)],
+        [],
+    ],
+)
+def test_rows_that_are_not_those_of_the_puts_are_refused(
+    table: mw.Table, writer: mw.ShardWriter, ranges: list[tuple[int, int]]
+) -> None:
+    marks = [EntryTransaction(Transaction(f"a{first}{count}", 1), first, count) for first, count in ranges]
+    with pytest.raises(mw.InvalidInputError, match="one after the other"):
+        writer.put_together(rows([0, 1, 2], schema=UNKEYED), marks)
+    assert ids_of(table) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,8 +19,8 @@ import lance_memwal as mw
 from lance_memwal.store import paths
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.sequences import HighestSequence
-from tests.harness.shard_rows import peer_rows
-from tests.kit.writers import SECONDS, SHARD, in_thread, wait_for, watched
+from tests.harness.shard_audit import peer_rows
+from tests.kit.writers import SECONDS, SHARD, in_thread, in_threads, watched
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string()), ("ts", pa.int64())])
 LAST = mw.LastWrite(sequence="ts")
@@ -31,9 +30,11 @@ def row(key: int, ts: int | None, v: str = "a") -> dict[str, Any]:
     return {"id": key, "v": v, "ts": ts}
 
 
-def make(place: Path, merge: Any = LAST, **options: Any) -> mw.Table:
+def make(place: Path, merge: Any = LAST, kind: pa.DataType | None = None, **options: Any) -> mw.Table:
+    """A table whose sequence is of `kind`."""
+    schema = SCHEMA.set(2, pa.field("ts", kind)) if kind else SCHEMA
     return mw.create_table(
-        str(place), SCHEMA, primary_key="id", merge=merge, writer_defaults={"fsync": False}, **options
+        str(place), schema, primary_key="id", merge=merge, writer_defaults={"fsync": False}, **options
     )
 
 
@@ -143,41 +144,38 @@ def test_all_orders_of_a_few_events_give_the_same_table(tmp_path: Path) -> None:
             assert found == wanted, order
 
 
-def test_rows_of_one_put_are_put_in_order_among_themselves(tmp_path: Path) -> None:
+def test_rows_of_one_put_are_ordered_and_a_late_transaction_leaves_no_mark(tmp_path: Path) -> None:
     with make(tmp_path / "t").writer() as writer:
         result = writer.put(
             [row(1, 5), row(1, 3, "late"), row(2, 1), row(1, 4, "late"), row(1, 6, "b"), row(2, 0, "late")]
         )
         assert (result.written, result.rejected.column("id").to_pylist()) == (3, [1, 1, 2])
         assert contents(writer) == {1: ("b", 6), 2: ("a", 1)}
+        assert writer.put([row(1, 10)], txn=("app", 1)).written == 1
+        assert writer.put([row(1, 10)], txn=("app", 1)).skipped
+        assert not writer.put([row(1, 9)], txn=("app", 2)).skipped
+        assert writer.put([row(1, 11)], txn=("app", 2)).written == 1
 
 
-def test_deletes_are_forgotten_after_their_time(tmp_path: Path) -> None:
-    table = make(tmp_path / "t", mw.LastWrite(sequence="ts", remember_deletes=timedelta(0)))
+@pytest.mark.parametrize("forget", [False, True])
+def test_deletes_are_remembered_until_their_time_is_over(tmp_path: Path, forget: bool) -> None:
+    table = make(tmp_path / "t", mw.LastWrite(sequence="ts", remember_deletes=timedelta(0)) if forget else LAST)
     with table.writer(compaction=None) as writer:
         writer.put([row(1, 10)])
         writer.delete([1], sequence=20)
         assert writer.put([row(1, 15, "late")]).written == 0, "the tombstone itself is not compacted yet"
         (shard_id,) = writer.shard_writers
         compact(table, writer)
-        kept = table.location.store.list(paths.deletes_dir(shard_id))
-        assert len(kept) == 1
+        assert len(table.location.store.list(paths.deletes_dir(shard_id))) == 1
         table.gc(grace_seconds=0)
-        assert table.location.store.list(paths.deletes_dir(shard_id)) == []
-        assert writer.put([row(1, 15, "new")]).written == 1
-
-
-def test_remembered_deletes_outlive_collection(tmp_path: Path) -> None:
-    table = make(tmp_path / "t")
-    with table.writer(compaction=None) as writer:
-        writer.put([row(1, 10)])
-        writer.delete([1], sequence=20)
-        compact(table, writer)
-        for number in range(2, 6):
-            writer.put([row(number, 1)])
-            collect(table, writer)
-        assert table.verify().ok
-        assert writer.put([row(1, 15, "late")]).written == 0
+        if forget:
+            assert table.location.store.list(paths.deletes_dir(shard_id)) == []
+        else:
+            for number in range(2, 6):
+                writer.put([row(number, 1)])
+                collect(table, writer)
+            assert table.verify().ok
+        assert writer.put([row(1, 15, "late or new")]).written == forget
 
 
 def test_partial_and_conditional_writes_keep_to_the_order(tmp_path: Path) -> None:
@@ -194,14 +192,6 @@ def test_partial_and_conditional_writes_keep_to_the_order(tmp_path: Path) -> Non
         assert writer.delete(where="id = 2").matched == 1
         assert writer.put([row(2, 14, "late")]).written == 0
         assert writer.put([row(2, 16)]).written == 1
-
-
-def test_a_transaction_is_applied_once_and_leaves_no_mark_if_all_is_late(tmp_path: Path) -> None:
-    with make(tmp_path / "t").writer() as writer:
-        assert writer.put([row(1, 10)], txn=("app", 1)).written == 1
-        assert writer.put([row(1, 10)], txn=("app", 1)).skipped
-        assert not writer.put([row(1, 9)], txn=("app", 2)).skipped
-        assert writer.put([row(1, 11)], txn=("app", 2)).written == 1
 
 
 @pytest.mark.parametrize(
@@ -252,23 +242,15 @@ def test_sharded_tables_have_an_order_too(tmp_path: Path, sharding: Any) -> None
 
 
 def test_many_threads_agree_on_the_last_write(tmp_path: Path) -> None:
-    table, failures = make(tmp_path / "t"), list[BaseException]()
+    table = make(tmp_path / "t")
     with table.writer(compaction=None, max_memtable_rows=40) as writer:
 
         def write(own: int) -> None:
-            try:
-                draw = random.Random(own)
-                for ts in draw.sample(range(own, 400, 4), 40):
-                    writer.put([row(ts % 3, ts, f"v{ts}")])
-            except BaseException as error:
-                failures.append(error)
+            draw = random.Random(own)
+            for ts in draw.sample(range(own, 400, 4), 40):
+                writer.put([row(ts % 3, ts, f"v{ts}")])
 
-        threads = [threading.Thread(target=write, args=(own,)) for own in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-        assert failures == []
+        in_threads(write, range(4))
         seen = [ts for own in range(4) for ts in random.Random(own).sample(range(own, 400, 4), 40)]
         newest = {key: max(ts for ts in seen if ts % 3 == key) for key in range(3)}
         assert contents(writer) == {key: (f"v{ts}", ts) for key, ts in newest.items()}
@@ -343,21 +325,6 @@ def test_a_merge_that_does_not_fit_is_refused(tmp_path: Path, merge: Any, key: s
         mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key=key, merge=merge)
 
 
-def test_rows_and_deletes_without_a_sequence_are_refused(tmp_path: Path) -> None:
-    with make(tmp_path / "t").writer() as writer:
-        writer.put([row(1, 1)])
-        for wrong in (
-            lambda: writer.put([row(1, None)]),
-            lambda: writer.delete([1]),
-            lambda: writer.delete([{"id": 1, "ts": None}]),
-            lambda: writer.delete([1], sequence="x"),
-            lambda: writer.update([{"id": 9, "v": "x"}], insert=True),
-        ):
-            with pytest.raises(mw.InvalidInputError):
-                wrong()
-        assert contents(writer) == {1: ("a", 1)}
-
-
 WRONG_SEQUENCES = [object(), {1: 2}, 1 << 70, np.datetime64("2020"), pd.NaT, float("nan"), None, "x", [1]]
 
 
@@ -365,8 +332,7 @@ WRONG_SEQUENCES = [object(), {1: 2}, 1 << 70, np.datetime64("2020"), pd.NaT, flo
 @pytest.mark.parametrize("shared", [False, True])
 def test_whatever_is_no_sequence_is_refused_and_nothing_is_written(tmp_path: Path, shared: bool, wrong: Any) -> None:
     """Null and not a number have no place in the order: what they would do depended on the order of arrival."""
-    schema = SCHEMA.set(2, pa.field("ts", pa.float64() if isinstance(wrong, float) else pa.int64()))
-    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", merge=LAST, writer_defaults={"fsync": False})
+    table = make(tmp_path / "t", kind=pa.float64() if isinstance(wrong, float) else None)
     with table.writer(shared=shared) as writer:
         writer.put([row(1, 5)])
         for attempt in (
@@ -374,6 +340,7 @@ def test_whatever_is_no_sequence_is_refused_and_nothing_is_written(tmp_path: Pat
             lambda: writer.delete([{"id": 1, "ts": wrong}]),
             lambda: writer.update(where="id = 1", values={"ts": wrong}),
             lambda: writer.update([{"id": 1, "ts": wrong}]),
+            lambda: writer.update([{"id": 9, "v": "x"}], insert=True),
             lambda: writer.put([row(1, wrong)]),
         ):
             with pytest.raises(mw.InvalidInputError):
@@ -430,22 +397,19 @@ def test_a_put_that_is_not_late_looks_nothing_up_whatever_the_order_of_its_rows(
         assert written == 1
 
 
-def test_a_put_with_late_rows_is_begun_once_however_many_wait_for_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It left the writer to be looked up, was parked by others who waited, and began anew, again and again."""
+def test_writer_with_a_put_inside_is_not_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put with late rows left the writer to be looked up, was parked by threads that waited, and began again and again."""
     table = make(tmp_path / "t")
     writer = table.shard_writer()
     writer.put([row(1, 5)])
-    (parking, honest) = ([], HighestSequence.know)
+    (parked, honest) = ([], HighestSequence.know)
 
     def know(sequences: HighestSequence, find: Callable[[], Any]) -> None:
-        if not parking:
-            parking.append(in_thread(writer.park))
-            wait_for(lambda: writer._shard.gate._closed_by is not None)
+        parked.append(in_thread(writer.park).result())
         honest(sequences, find)
 
     monkeypatch.setattr(HighestSequence, "know", know)
     assert writer.put([row(1, 3, "late"), row(2, 4)]).written == 1
-    assert parking[0].result() is not None
+    assert parked == [None]
+    assert writer.park() is not None
     assert contents(table) == {1: ("a", 5), 2: ("a", 4)}

@@ -1,9 +1,8 @@
-"""Opening a shard: stored settings and overrides, the claim, and opens that are doomed and so must fence nobody."""
+"""Opening a shard: stored settings and overrides, the claim, doomed opens, WAL-only mode, and the age limit of memtables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,23 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal import InvalidInputError, WriterConfig
-from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.types import ShardStatus
+from lance_memwal import FencedError, InvalidInputError, ShardWriter, WriterConfig
+from lance_memwal.clock import SYSTEM_CLOCK
+from tests.kit.maintained import wait_until
 from tests.kit.writers import (
     KEYED,
-    MANIFEST,
     SHARD,
+    UNKEYED,
     WAL,
     base_table,
+    entries,
     epoch_of,
     flushed,
-    in_thread,
+    in_threads,
     key_field,
+    memwal_threads,
     open_writer,
+    row_entries,
     rows,
     scanned,
     watched,
@@ -40,26 +42,6 @@ def test_a_writer_starts_from_the_defaults_that_the_table_stores(tmp_path: Path)
     assert defaults == stored.to_defaults()
     with mw.ShardWriter.open(table.uri) as writer:
         assert writer.config.replace(shard_id=None) == stored
-
-
-def test_extra_stored_keys_survive_and_harm_no_writer(tmp_path: Path) -> None:
-    table = base_table(tmp_path / "t", writer_defaults={"max_memtable_rows": 9, "owner": "team blue"})
-    assert table.details().writer_config_defaults["owner"] == "team blue"
-    with mw.ShardWriter.open(table.uri) as writer:
-        assert writer.config.max_memtable_rows == 9
-
-
-def test_overrides_of_one_writer_win_over_stored_defaults(tmp_path: Path) -> None:
-    table = base_table(tmp_path / "t", writer_defaults={"max_memtable_rows": 9, "max_memtable_batches": 8})
-    with mw.ShardWriter.open(table.uri, max_memtable_rows=11) as writer:
-        assert (writer.config.max_memtable_rows, writer.config.max_memtable_batches) == (11, 8)
-
-
-def test_a_given_config_replaces_stored_defaults(tmp_path: Path) -> None:
-    table = base_table(tmp_path / "t", writer_defaults={"max_memtable_rows": 9})
-    with mw.ShardWriter.open(table.uri, config=WriterConfig(max_memtable_batches=3), fsync=False) as writer:
-        assert (writer.config.max_memtable_rows, writer.config.max_memtable_batches) == (100_000, 3)
-        assert writer.config.fsync is False
 
 
 def test_a_writer_without_a_shard_id_gets_a_new_shard(tmp_path: Path) -> None:
@@ -77,34 +59,13 @@ def test_the_spec_id_of_a_sharded_table_is_resolved_at_open(tmp_path: Path) -> N
         assert writer.manifest().shard_spec_id == spec_id
 
 
-def test_each_open_claims_the_next_epoch(tmp_path: Path) -> None:
-    for epoch in (1, 2, 3):
-        with open_writer(tmp_path) as writer:
-            assert writer.epoch == epoch
-            assert epoch_of(tmp_path) == epoch
-
-
-def test_the_next_position_is_right_from_the_moment_of_open(tmp_path: Path) -> None:
-    with open_writer(tmp_path) as writer:
-        assert writer.wal_stats().next_wal_entry_position == 1
-        writer.put(rows([1]))
-        writer.put(rows([2]))
-        assert writer.wal_stats().next_wal_entry_position == 3
-    with open_writer(tmp_path) as writer:
-        assert writer.wal_stats().next_wal_entry_position == 4  # our sentinel is entry 3
-
-
-def test_a_fence_mark_is_placed_only_if_somebody_claimed_before(tmp_path: Path) -> None:
+def test_each_open_claims_the_next_epoch_and_the_first_needs_no_sentinel(tmp_path: Path) -> None:
     store, location = watched(tmp_path)
-    open_writer(location).abort()
-    assert store.count("put_new", WAL) == 0
-    open_writer(location).abort()
-    assert store.count("put_new", WAL) == 1
-
-
-def _sealed(root: Path) -> None:
-    store = ShardManifestStore(str(root), SHARD)
-    store.commit_maintenance(lambda m: replace(m, version=m.version + 1, status=ShardStatus.SEALED))
+    for epoch in (1, 2, 3):
+        writer = open_writer(location)
+        assert writer.epoch == epoch_of(tmp_path) == epoch
+        writer.abort()
+        assert store.count("put_new", WAL) == epoch - 1
 
 
 Doom = tuple[str, Callable[[Path], Any], str]
@@ -181,56 +142,270 @@ def test_an_open_of_a_table_without_a_memwal_index_fences_nobody_and_says_what_t
     assert epoch_of(tmp_path / "t") == 0
 
 
-def test_a_base_table_that_was_overwritten_refuses_new_writers(tmp_path: Path) -> None:
-    """Lesson E1.4: a writer kept acknowledging rows that nobody could read any more."""
-    base_table(tmp_path / "t")
-    lance.write_dataset(pa.table({"id": [1], "v": ["a"]}, schema=KEYED), str(tmp_path / "t"), mode="overwrite")
-    with pytest.raises(InvalidInputError, match=r"repair"):
-        open_writer(tmp_path / "t")
-
-
-def test_a_sealed_shard_refuses_claims(tmp_path: Path) -> None:
-    open_writer(tmp_path).close()
-    _sealed(tmp_path)
-    with pytest.raises(InvalidInputError, match="sealed"):
-        open_writer(tmp_path)
-    assert epoch_of(tmp_path) == 1
-
-
-def test_a_shard_needs_no_base_table(tmp_path: Path) -> None:
+def test_a_shard_needs_no_base_table_and_a_writer_describes_itself(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         writer.put(rows([1]))
         assert scanned(writer) == {1: "a"}
         assert writer.schema.equals(KEYED)
-
-
-def test_a_claim_whose_answer_was_lost_is_never_taken_as_won(tmp_path: Path) -> None:
-    store, location = watched(tmp_path)
-    store.fail("put_new", MANIFEST, 1, after=True)
-    with pytest.raises(mw.UnavailableError):
-        open_writer(location)  # this store is not retried below the engine
-    with open_writer(location) as writer:
-        assert writer.epoch == 2
-
-
-def test_a_writer_that_slept_between_claim_and_sentinel_does_not_come_alive(tmp_path: Path) -> None:
-    store, location = watched(tmp_path)
-    open_writer(location).close()
-    sleeper = store.hold("put_new", WAL, 1)
-    opening = in_thread(lambda: open_writer(location))
-    sleeper.wait_reached()
-    with open_writer(tmp_path) as successor:
-        successor.put(rows([1]))
-        sleeper.open()
-        with pytest.raises(mw.FencedError) as caught:
-            opening.result()
-        assert (caught.value.our_epoch, caught.value.current_epoch) == (2, 3)
-        successor.put(rows([2]))
-        assert set(scanned(successor)) == {1, 2}
-
-
-def test_a_writer_describes_itself(tmp_path: Path) -> None:
-    with open_writer(tmp_path) as writer:
         assert repr(writer) == f"ShardWriter(shard_id='{SHARD}', epoch=1, open)"
         assert (writer.shard_id, writer.epoch, writer.closed) == (SHARD, 1, False)
     assert repr(writer).endswith("closed)")
+
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+SETTINGS = {"fsync": False, "stats_log_interval_ms": None}
+
+
+def make(place: Path, sharding: mw.Unsharded | mw.Bucket | None = None) -> mw.Table:
+    return mw.create_table(
+        str(place / "t"), SCHEMA, primary_key="id", sharding=sharding or mw.Unsharded(), writer_defaults=SETTINGS
+    )
+
+
+def generations(table: mw.Table) -> list[int]:
+    return [generation for shard in table.shards() for generation in shard.generations]
+
+
+def test_rows_are_flushed_at_their_age_without_another_write(tmp_path: Path) -> None:
+    defaults = {**SETTINGS, "max_memtable_age_ms": 150}
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults=defaults)
+    assert table.details().writer_config_defaults["max_memtable_age_ms"] == "150"
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [1], "v": ["a"]})
+        assert generations(table) == []
+        assert wait_until(lambda: generations(table) == [1], 20)
+        writer.put({"id": [2], "v": ["b"]})
+        assert wait_until(lambda: generations(table) == [1, 2], 20)
+        assert table.count_rows() == 2
+        assert table.stats().wal_lag_entries == 0
+
+
+def test_the_first_row_counts_whatever_comes_after_it(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    started = SYSTEM_CLOCK.monotonic()
+    with table.writer(compaction=None, max_memtable_age_ms=200) as writer:
+        number = 0
+        while not generations(table):
+            writer.put({"id": [number], "v": ["a"]})
+            number += 1
+            SYSTEM_CLOCK.sleep(0.01)
+            assert SYSTEM_CLOCK.monotonic() < started + 20
+        assert number > 3
+        assert table.count_rows() == number
+
+
+def test_without_an_age_limit_rows_stay_in_memory(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.writer(compaction=None, max_memtable_age_ms=None) as writer:
+        writer.put({"id": [1], "v": ["a"]})
+        (shard,) = writer.shard_writers.values()
+        assert not wait_until(lambda: bool(generations(table)), 0.4)
+        assert shard.memtable_stats().row_count == 1
+
+
+def test_replayed_rows_have_an_age_too(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    writer = table.writer(compaction=None)
+    writer.put({"id": [1, 2], "v": ["a", "b"]})
+    writer.abort()
+    with table.shard_writer(max_memtable_age_ms=100) as again:
+        assert again.memtable_stats().row_count == 2
+        assert wait_until(lambda: generations(table) == [1], 20)
+    assert table.count_rows() == 2
+
+
+def test_a_parked_shard_is_flushed_at_the_same_age(tmp_path: Path) -> None:
+    """Else maintenance would find a log without a live writer, claim it, and fence the writer that parked it."""
+    table = make(tmp_path, mw.Bucket("id", 8))
+    with table.writer(compaction=None, max_open_shards=2, max_memtable_age_ms=300) as writer:
+        for number in range(32):
+            writer.put({"id": [number], "v": ["a"]})
+        assert len(writer.shard_writers) <= 2
+        used = {shard.shard_id for shard in table.shards()}
+        assert len(used) > 3
+        assert wait_until(lambda: table.stats().wal_lag_entries == 0, 20)
+        assert {shard.shard_id for shard in table.shards() if shard.generations} == used
+        for number in range(32):  # none of them was fenced
+            writer.put({"id": [number], "v": ["b"]})
+    assert table.count_rows("v = 'b'") == 32
+
+
+def wal_only(root: Path, **settings: object) -> ShardWriter:
+    return open_writer(root, enable_memtable=False, **settings)
+
+
+def test_every_memtable_accessor_is_refused(tmp_path: Path) -> None:
+    with wal_only(tmp_path) as writer:
+        writer.put(rows([1]))
+        for accessor in (
+            writer.memtable_stats,
+            writer.memtable_scanner,
+            writer.scan,
+            writer.active_memtable_ref,
+            writer.in_memory_memtable_refs,
+            writer.force_seal_active,
+            writer.wait_for_flush_drain,
+            lambda: writer.get(1),
+            lambda: writer.get_blob(1, "v"),
+            lambda: writer.lookup([1]),
+        ):
+            with pytest.raises(InvalidInputError, match="WAL-only mode"):
+                accessor()
+        assert writer.capture() is None
+
+
+def test_writes_that_read_rows_are_refused(tmp_path: Path) -> None:
+    base_table(tmp_path, KEYED, [{"id": 1, "v": "a"}])
+    row = rows([1])
+    with wal_only(tmp_path) as writer:
+        for write in (
+            lambda: writer.insert(rows([2])),
+            lambda: writer.put(row, if_absent=True),
+            lambda: writer.put(row, where="v = 'a'"),
+            lambda: writer.put({"id": [1]}, missing="keep"),
+            lambda: writer.update(row),
+            lambda: writer.update(where="id = 1", set={"v": "'b'"}),
+            lambda: writer.delete(where="id = 1"),
+            lambda: writer.delete([1], count=True),
+            lambda: writer.compare_and_set(1, {"id": 1, "v": "a"}, {"id": 1, "v": "b"}),
+        ):
+            with pytest.raises(InvalidInputError, match="WAL-only mode"):
+                write()
+    assert row_entries(tmp_path) == []
+
+
+@pytest.mark.parametrize("merge", [mw.FirstRow(), mw.LastWrite("n")])
+def test_put_on_a_table_with_merge_is_refused(tmp_path: Path, merge: mw.FirstRow | mw.LastWrite) -> None:
+    schema = pa.schema([*KEYED, ("n", pa.int64())])
+    table = mw.create_table(str(tmp_path), schema, merge=merge)
+    with table.shard_writer(enable_memtable=False) as writer, pytest.raises(InvalidInputError, match="WAL-only mode"):
+        writer.put({"id": [1], "v": ["a"], "n": [1]})
+
+
+def test_put_above_the_entry_limit_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    with wal_only(tmp_path, max_entry_bytes=4096) as writer:
+        for write in (writer.put, writer.put_nowait):
+            with pytest.raises(InvalidInputError, match="max_entry_bytes=4096, the limit of one write"):
+                write(rows(range(1000)))
+        with pytest.raises(InvalidInputError, match="max_entry_bytes=4096"):
+            writer.delete(list(range(1000)))
+        writer.put(rows(range(50)))
+    assert [entry.num_rows for entry in row_entries(tmp_path)] == [50]
+
+
+def test_puts_wait_while_the_queue_is_over_its_budget(tmp_path: Path) -> None:
+    timers = {"max_wal_flush_interval_ms": None, "max_wal_buffer_size": 0}
+    with wal_only(tmp_path, durable_write=False, max_unflushed_memtable_bytes=2000, **timers) as writer:
+        for k in range(50):
+            writer.put(rows([k], "x" * 100))
+        waits = writer.backpressure_stats().total_count
+        assert 0 < waits == len(row_entries(tmp_path)), "each wait drained the queue into the log"
+        writer.put(rows([50], "x" * 100_000))  # it is taken whole
+    assert sum(entry.num_rows for entry in row_entries(tmp_path)) == 51
+
+
+def test_table_writer_reads_what_it_put_in_wal_only_mode(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path), KEYED, sharding=mw.Bucket("id", 3))
+    with table.writer(enable_memtable=False, fsync=False, max_open_shards=1) as writer:
+        writer.put(rows(range(10)))
+        writer.delete([3])
+        assert writer.get(4) == {"id": 4, "v": "a"}
+        assert writer.get(3) is None
+        assert writer.count_rows() == table.count_rows() == 9
+        assert table.count_rows(consistency="flushed") == 0
+        with pytest.raises(InvalidInputError, match="WAL-only mode"):
+            writer.flush()
+    assert {len(info.generations) for info in table.shards()} == {0}
+    table.flush(force=True)
+    assert table.count_rows(consistency="flushed") == 9
+
+
+def test_puts_and_deletes_are_durable_and_nothing_is_ever_flushed(tmp_path: Path) -> None:
+    with wal_only(tmp_path, max_memtable_rows=2, max_memtable_age_ms=1) as writer:
+        assert writer.put([rows([1]), rows([2])]).batch_positions == range(2)
+        writer.delete([1])
+        writer.put_nowait(rows([3])).wait()
+    stats = writer.stats()
+    assert (stats.put_count, stats.wal_flush_count) == (3, 3)
+    assert (stats.memtable_flush_count, stats.index_update_count) == (0, 0)
+    assert flushed(tmp_path) == {}
+    assert [e.num_rows for e in row_entries(tmp_path)] == [2, 1, 1]
+    assert not memwal_threads()
+
+
+def test_a_memtable_writer_replays_what_wal_only_mode_wrote(tmp_path: Path) -> None:
+    for skipped in (False, True):
+        with wal_only(tmp_path) as writer:
+            assert writer.put(rows([1, 2]), txn=("a", 1)).skipped is skipped
+            assert writer.put(rows([1, 2]), txn=("a", 1)).skipped
+            writer.delete([1])
+    assert len(row_entries(tmp_path)) == 3
+    with open_writer(tmp_path) as writer:
+        assert scanned(writer) == {2: "a"}
+
+
+def test_entries_are_numbered_within_the_memtable_limits_also_after_a_reopen(tmp_path: Path) -> None:
+    with wal_only(tmp_path, max_memtable_rows=10) as writer:
+        for k in range(3):
+            writer.put(rows(range(4 * k, 4 * k + 4)))
+    with wal_only(tmp_path, max_memtable_rows=10) as writer:
+        writer.put(rows(range(4)))
+        writer.put(rows(range(4)))
+    assert [e.generation for e in row_entries(tmp_path)] == [1, 1, 2, 2, 3]
+    with open_writer(tmp_path) as writer:  # a memtable writer takes over: the closed generations become SSTables
+        assert list(flushed(tmp_path)) == [1, 2]
+        assert writer.memtable_stats().generation == 3
+        writer.put(rows([99]))
+        writer.close()
+    with wal_only(tmp_path) as writer:
+        writer.put(rows([100]))
+    assert row_entries(tmp_path)[-1].generation == 4
+
+
+def test_group_commit_works_as_in_memtable_mode(tmp_path: Path) -> None:
+    with wal_only(tmp_path, durable_write=False, max_wal_flush_interval_ms=None) as writer:
+        for k in range(50):
+            writer.put(rows([k]))
+        assert entries(tmp_path) == []
+    assert [e.num_rows for e in row_entries(tmp_path)] == [50]
+
+
+def test_eight_threads_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    with wal_only(tmp_path, max_memtable_batches=30) as writer:
+        in_threads(lambda t: [writer.put(rows([100 * t + k])) for k in range(20)], range(8))
+    log = row_entries(tmp_path)
+    found = [k for e in log for b in e.batches for k in b.column("id").to_pylist()]
+    assert sorted(found) == sorted(100 * t + k for t in range(8) for k in range(20))
+    generations = [e.generation for e in log]
+    assert generations == sorted(generations)
+    assert max(sum(len(e.batches) for e in log if e.generation == g) for g in set(generations)) <= 30
+
+
+def test_fencing_works_as_in_memtable_mode(tmp_path: Path) -> None:
+    first = wal_only(tmp_path)
+    first.put(rows([1]))
+    with wal_only(tmp_path) as second:
+        with pytest.raises(FencedError):
+            first.put(rows([2]))
+        second.put(rows([3]))
+    with pytest.raises(FencedError):
+        first.close()
+
+
+def test_an_append_only_table_keeps_every_row_once(tmp_path: Path) -> None:
+    table = base_table(tmp_path / "t", UNKEYED)
+    with table.shard_writer(enable_memtable=False, fsync=False) as writer:
+        for _ in range(3):
+            writer.put(rows([1, 1], schema=UNKEYED))
+    assert table.scan().count_rows() == 6
+
+
+def test_input_is_checked_as_in_memtable_mode(tmp_path: Path) -> None:
+    with wal_only(tmp_path) as writer:
+        with pytest.raises(InvalidInputError, match="empty batch list"):
+            writer.put([])
+        with pytest.raises(InvalidInputError, match="'id' must not be null"):
+            writer.put({"id": [None], "v": ["a"]})
+        with pytest.raises(InvalidInputError, match="'w'"):
+            writer.put({"id": [1], "w": ["a"]})
+        assert writer.schema.equals(KEYED)

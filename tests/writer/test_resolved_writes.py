@@ -1,9 +1,10 @@
-"""Writes that depend on the rows that are there: partial updates, conditions, compare and set, deletes that count."""
+"""Writes that depend on existing rows: partial updates, conditions, compare and set, inserts, writes by filter."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from tests.harness.kill_points import act_at
-from tests.kit.writers import SECONDS, row_entries
+from tests.harness.profile import scaled
+from tests.kit.turns import Play
+from tests.kit.writers import SECONDS, in_thread, in_threads, row_entries
 
 COLUMNS = pa.schema(
     [
@@ -53,15 +56,19 @@ def contents(writer: mw.TableWriter) -> dict[int, dict[str, Any]]:
 Pair = tuple[mw.Table, mw.TableWriter]
 
 
-def in_between(call: Callable[[], Any]) -> None:
+@contextmanager
+def in_between(call: Callable[[], Any]) -> Iterator[None]:
     """Let another thread make a call after the next look at live rows, and before the insert that follows."""
 
     def act() -> None:
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join(SECONDS)
+        thread = in_thread(call)
+        thread.result(SECONDS)
 
     act_at("resolve.before_insert", 1, act)
+    try:
+        yield
+    finally:
+        crash_points.install(None)
 
 
 def test_update_changes_what_is_given_and_keeps_the_rest(table: Pair) -> None:
@@ -135,23 +142,16 @@ def test_a_write_of_which_nothing_is_left_leaves_no_mark(table: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["excluded.ts > ts", "EXCLUDED.`ts` > ts and v = 'a'", pc.field("excluded", "ts") > pc.field("ts")]
+    "where", ["excluded.ts > ts", "EXCLUDED.`ts` > ts and v <> ''", pc.field("excluded", "ts") > pc.field("ts")]
 )
 def test_a_condition_compares_the_given_row_with_the_live_one(table: Pair, where: Any) -> None:
+    """Rows of one key meet the condition one after the other."""
     _, writer = table
     rows = [row(1, "new", 2), row(2, "late", 0), row(3, "null", None), row(4, "gone", 0), row(7, "absent", 0)]
-    result = writer.put(rows, where=where)
-    assert (result.written, result.rejected.column("id").to_pylist()) == (3, [2, 3])
-    new = {1: row(1, "new", 2), 4: row(4, "gone", 0), 7: row(7, "absent", 0)}
+    result = writer.put([*rows, row(1, "late", 1), row(1, "newest", 3)], where=where)
+    assert (result.written, result.rejected.column("id").to_pylist()) == (4, [2, 3, 1])
+    new = {1: row(1, "newest", 3), 4: row(4, "gone", 0), 7: row(7, "absent", 0)}
     assert contents(writer) == {2: row(2), 3: row(3), **new}
-
-
-def test_rows_of_one_key_meet_a_condition_one_after_the_other(table: Pair) -> None:
-    _, writer = table
-    rows = [row(1, "b", 5), row(1, "late", 4), row(2, "c", 2), row(1, "d", 6)]
-    result = writer.put(rows, where="excluded.ts > ts")
-    assert (result.written, result.rejected.column("id").to_pylist()) == (3, [1])
-    assert contents(writer) == {1: row(1, "d", 6), 2: row(2, "c", 2), 3: row(3)}
 
 
 @pytest.mark.parametrize("where", ["excluded.nothing > 1", "ts >", "nothing = 1", 3])
@@ -280,25 +280,15 @@ def test_sharded_tables_resolve_in_each_shard(tmp_path: Path, sharding: Any) -> 
         }  # fmt: skip
 
 
-def test_a_row_that_comes_between_look_and_insert_counts(table: Pair) -> None:
+def test_row_written_between_look_up_and_insert_counts(table: Pair) -> None:
     _, writer = table
-    in_between(lambda: writer.put([row(1, "between", 50)]))
-    try:
+    with in_between(lambda: writer.put([row(1, "between", 50)])):
         writer.update({"id": [1, 2], "v": ["mine", "mine"]})
-    finally:
-        crash_points.install(None)
     assert contents(writer) == {1: row(1, "mine", 50), 2: row(2, "mine"), 3: row(3)}
-
-
-def test_a_condition_is_asked_again_for_a_row_that_came_between(table: Pair) -> None:
-    _, writer = table
-    in_between(lambda: writer.put([row(1, "between", 50)]))
-    try:
-        result = writer.put([row(1, "mine", 40), row(2, "mine", 40)], where="excluded.ts > ts")
-    finally:
-        crash_points.install(None)
+    with in_between(lambda: writer.put([row(1, "between", 60)])):
+        result = writer.put([row(1, "mine", 55), row(2, "mine", 55)], where="excluded.ts > ts")
     assert (result.written, result.rejected.column("id").to_pylist()) == (1, [1])
-    assert contents(writer) == {1: row(1, "between", 50), 2: row(2, "mine", 40), 3: row(3)}
+    assert contents(writer) == {1: row(1, "between", 60), 2: row(2, "mine", 55), 3: row(3)}
 
 
 @pytest.mark.parametrize("then", ["flush", "bulk"])
@@ -314,11 +304,8 @@ def test_a_row_that_came_between_and_was_flushed_counts(tmp_path: Path, then: st
                 writer.put([row(1, "between", 50)])
                 writer.flush(SECONDS)
 
-        in_between(between)
-        try:
+        with in_between(between):
             assert writer.update({"id": [1], "v": ["mine"]}).written == 1
-        finally:
-            crash_points.install(None)
         assert contents(writer)[1] == row(1, "mine", 50)
 
 
@@ -342,29 +329,20 @@ def test_counters_of_many_threads_lose_nothing(tmp_path: Path) -> None:
         str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64()), ("m", pa.int64())]),
         primary_key="id", writer_defaults={"fsync": False},
     )  # fmt: skip
-    failures: list[BaseException] = []
     with made.writer(compaction=None, max_memtable_rows=60) as writer:
         writer.put({"id": [0, 1], "n": [0, 0], "m": [0, 0]})
 
         def count(own: int) -> None:
-            try:
-                for step in range(25):
-                    key = (own + step) % 2
-                    while True:
-                        seen = writer.get(key)
-                        assert seen is not None
-                        if writer.compare_and_set(key, seen, {**seen, "n": seen["n"] + 1}):
-                            break
-                    writer.update({"id": [10 + own], "m": [step]}, insert=True)
-            except BaseException as error:
-                failures.append(error)
+            for step in range(25):
+                key = (own + step) % 2
+                while True:
+                    seen = writer.get(key)
+                    assert seen is not None
+                    if writer.compare_and_set(key, seen, {**seen, "n": seen["n"] + 1}):
+                        break
+                writer.update({"id": [10 + own], "m": [step]}, insert=True)
 
-        threads = [threading.Thread(target=count, args=(own,)) for own in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-        assert failures == []
+        in_threads(count, range(4))
         assert {r["id"]: (r["n"], r["m"]) for r in writer.scan().to_table().to_pylist()} == {
             0: (50, 0), 1: (50, 0), **{10 + own: (None, 24) for own in range(4)}
         }  # fmt: skip
@@ -405,3 +383,264 @@ def test_a_fenced_writer_does_not_even_say_what_it_would_reject(tmp_path: Path) 
             with pytest.raises(mw.FencedError):
                 stale.put([row(2)])
         stale.abort()
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(scaled(ci=5, prove=400)))
+def test_writers_that_take_turns_leave_what_a_dict_holds(tmp_path: Path, seed: int) -> None:
+    Play(tmp_path / "t", seed).run(8)
+
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string()), ("ts", pa.int64())])
+
+
+def new_table(path: Path, **options: Any) -> mw.Table:
+    options = {"primary_key": "id", **options}
+    return mw.create_table(str(path / "t"), SCHEMA, writer_defaults={"fsync": False}, **options)
+
+
+def new_row(key: int, v: str = "new", ts: int = 0) -> dict[str, Any]:
+    return {"id": key, "v": v, "ts": ts}
+
+
+@pytest.fixture(params=[False, True], ids=["own", "shared"])
+def tiers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Row 1 in the base table, 2 in an SSTable, 3 in memory; 4 was deleted."""
+    made = new_table(tmp_path)
+    with made.writer(compaction=None, shared=request.param) as writer:
+        writer.put([new_row(1, "old")])
+        writer.flush(SECONDS)
+        made.compact()
+        writer.put([new_row(2, "old"), new_row(4)])
+        writer.flush(SECONDS)
+        writer.put([new_row(3, "old")])
+        writer.delete([4])
+        yield made, writer
+
+
+def values(tiers: mw.Table) -> dict[int, str]:
+    return {found["id"]: found["v"] for found in tiers.scan().to_table().to_pylist()}
+
+
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_a_key_that_is_there_in_any_tier_is_refused_and_nothing_is_written(tiers: Pair, known: int) -> None:
+    made, writer = tiers
+    with pytest.raises(mw.InvalidInputError, match=rf"1 rows .*'id': {known}.*nothing was written"):
+        writer.insert([new_row(8), new_row(known), new_row(9)])
+    assert values(made) == {1: "old", 2: "old", 3: "old"}
+
+
+def test_new_keys_and_deleted_ones_are_inserted_once_per_transaction(tiers: Pair) -> None:
+    made, writer = tiers
+    result = writer.insert([new_row(4), new_row(5)], txn=("app", 1))
+    assert (result.written, result.rejected, result.skipped) == (2, None, False)
+    assert writer.insert([new_row(4), new_row(5)], txn=("app", 1)).skipped
+    assert values(made) == {1: "old", 2: "old", 3: "old", 4: "new", 5: "new"}
+
+
+@pytest.mark.parametrize(
+    "rows", [[new_row(7), new_row(7)], [pa.RecordBatch.from_pylist([new_row(7)], SCHEMA)] * 2], ids=["one", "two"]
+)
+def test_a_key_that_comes_twice_is_refused(tiers: Pair, rows: Any) -> None:
+    made, writer = tiers
+    with pytest.raises(mw.InvalidInputError, match="comes twice"):
+        writer.insert(rows)
+    assert 7 not in values(made)
+
+
+def test_columns_that_are_left_out(tiers: Pair) -> None:
+    made, writer = tiers
+    with pytest.raises(mw.InvalidInputError, match="'ts'"):
+        writer.insert([{"id": 5, "v": "x"}])
+    with pytest.raises(mw.InvalidInputError, match="nothing to keep"):
+        writer.shard_writers[next(iter(writer.owned_shards))].insert([new_row(5)], missing="keep")
+    writer.insert([{"id": 5, "v": "x"}], missing="null")
+    assert made.get(5) == {"id": 5, "v": "x", "ts": None}
+
+
+def test_of_many_threads_that_insert_a_key_one_does(tiers: Pair) -> None:
+    made, writer = tiers
+    begin, done = threading.Barrier(8), []
+
+    def insert(number: int) -> None:
+        begin.wait(SECONDS)
+        try:
+            writer.insert([new_row(5, str(number))])
+            done.append(str(number))
+        except mw.InvalidInputError:
+            pass
+
+    in_threads(insert, range(8))
+    assert [values(made)[5]] == done
+
+
+def test_a_table_without_a_key_has_no_new_keys(tmp_path: Path) -> None:
+    made = new_table(tmp_path, primary_key=None)
+    with made.writer() as writer, pytest.raises(mw.InvalidInputError, match="no primary key"):
+        writer.insert([new_row(1)])
+
+
+def test_tables_with_a_merge_take_inserts(tmp_path: Path) -> None:
+    first = new_table(tmp_path / "a", merge=mw.FirstRow())
+    last = new_table(tmp_path / "b", merge=mw.LastWrite(sequence="ts"))
+    for made in (first, last):
+        with made.writer() as writer:
+            writer.insert([new_row(1, "a", 5)])
+            with pytest.raises(mw.InvalidInputError, match="nothing was written"):
+                writer.insert([new_row(1, "b", 9), new_row(2)])
+        assert values(made) == {1: "a"}
+    with last.writer() as writer:
+        writer.delete([1], sequence=7)
+        late = writer.insert([new_row(1, "late", 6)])
+        assert late.written == 0
+        assert late.rejected is not None
+        assert values(last) == {}
+
+
+SHARDINGS = [mw.Unsharded(), mw.Bucket("id", 3), mw.Identity("g")]
+
+
+@pytest.fixture(params=SHARDINGS, ids=str)
+def filtered(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[mw.Table, mw.TableWriter]]:
+    """Rows 0 to 5 in the base table, 6 and 7 in an SSTable, 8 in memory, which also has a newer row of 1."""
+    schema = pa.schema(
+        [pa.field(name, pa.int64(), nullable=False) for name in ("id", "g")]
+        + [pa.field("n", pa.int32()), pa.field("v", pa.string())]
+    )
+    key = ["id", "g"] if request.param == mw.Identity("g") else "id"
+    rows = [{"id": i, "g": i % 2, "n": i, "v": "a"} for i in range(9)]
+    made = mw.create_table(
+        str(tmp_path / "t"), pa.Table.from_pylist(rows[:6], schema), primary_key=key, sharding=request.param,
+        writer_defaults={"fsync": False},
+    )  # fmt: skip
+    with made.writer(compaction=None) as writer:
+        writer.put(rows[6:8])
+        writer.flush(SECONDS)
+        writer.put([rows[8], {**rows[1], "n": 100}])
+        yield made, writer
+
+
+def values_of(writer: mw.TableWriter) -> dict[int, tuple[int, str]]:
+    return {row["id"]: (row["n"], row["v"]) for row in writer.scan().to_table().to_pylist()}
+
+
+BEFORE = {**{i: (i, "a") for i in range(9)}, 1: (100, "a")}
+
+
+@pytest.mark.parametrize("where", ["n >= 5", pc.field("n") >= 5])
+def test_delete_finds_rows_in_every_tier_and_no_superseded_one(filtered: Pair, where: Any) -> None:
+    _, writer = filtered
+    result = writer.delete(where=where)
+    assert (result.matched, result.written, result.rejected) == (5, 5, None)
+    assert values_of(writer) == {i: (i, "a") for i in (0, 2, 3, 4)}
+    assert writer.delete(where=where).matched == 0
+    assert writer.delete(where="true").matched == 4
+    assert values_of(writer) == {}
+
+
+def test_update_sets_columns_by_expressions(filtered: Pair) -> None:
+    made, writer = filtered
+    result = writer.update(where="n > 5", set={"n": "n * 2 + id", "v": "concat(v, '-', cast(id as string))"})
+    assert (result.matched, result.written) == (4, 4)
+    after = {**BEFORE, 1: (201, "a-1"), 6: (18, "a-6"), 7: (21, "a-7"), 8: (24, "a-8")}
+    assert values_of(writer) == after
+    assert writer.update(where="id = 2", set={"v": "null"}).matched == 1
+    writer.flush(SECONDS)
+    made.compact()
+    assert values_of(writer) == {**after, 2: (2, None)}
+
+
+def test_values_are_set_as_they_are(filtered: Pair) -> None:
+    _, writer = filtered
+    result = writer.update(where="n > 5", values={"v": "it's '{v}' -- n", "n": None})
+    assert (result.matched, result.written, result.rejected) == (4, 4, None)
+    set_to = (None, "it's '{v}' -- n")
+    assert values_of(writer) == {**{i: (i, "a") for i in range(6)}, **dict.fromkeys((1, 6, 7, 8), set_to)}
+    assert writer.update(where="id = 2", set={"n": "n + 1"}, values={"v": "b"}).matched == 1
+    assert values_of(writer)[2] == (3, "b")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"values": {"id": 1}}, "part of the key"),
+        ({"values": {"nope": 1}}, "'nope' is not in the table"),
+        ({"values": {"n": "x"}}, "n"),
+        ({"values": {}}, "names no column"),
+        ({"values": {"n": 1}, "set": {"n": "1"}}, "the same column"),
+        ({"values": ["n"]}, "values must be a dict"),
+        ({"set": ["n"]}, "set must be a dict"),
+        ({"values": {1: 1}}, "an item of values"),
+    ],
+)
+def test_wrong_values_are_refused(filtered: Pair, wrong: dict[str, Any], why: str) -> None:
+    _, writer = filtered
+    with pytest.raises(mw.InvalidInputError, match=why):
+        writer.update(where="id = 2", **wrong)
+    assert values_of(writer) == BEFORE
+
+
+def test_a_repeated_transaction_is_skipped(filtered: Pair) -> None:
+    _, writer = filtered
+    assert writer.update(where="id = 3", set={"n": "n + 1"}, txn=("app", 1)).written == 1
+    again = writer.update(where="id = 3", set={"n": "n + 1"}, txn=("app", 1))
+    assert (again.skipped, again.written) == (True, 0)
+    assert values_of(writer)[3] == (4, "a")
+
+
+@pytest.mark.parametrize("where", ["n > 1", "n = -1"], ids=["rows to change", "no row to change"])
+@pytest.mark.parametrize("wrong", [{"id": "1"}, {"w": "1"}, {"n": "w"}, {"n": "1, 2"}, {"n": 3}, {}], ids=str)
+def test_wrong_expressions_are_refused_and_change_nothing(filtered: Pair, wrong: Any, where: str) -> None:
+    _, writer = filtered
+    with pytest.raises(mw.InvalidInputError):
+        writer.update(where=where, set=wrong)
+    assert values_of(writer) == BEFORE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"where": "n >", "set": {"n": "1"}},
+        {"where": "n > 1", "set": {"n": "'text'"}},
+        {"where": "n > 1", "set": {"n": "9999999999"}},
+        {"where": "n > 1"},
+        {"set": {"n": "1"}},
+        {"data": [{"id": 1}], "where": "n > 1", "set": {"n": "1"}},
+        {"where": "n > 1", "set": {"n": "1"}, "insert": True},
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_changes_nothing(filtered: Pair, wrong: dict[str, Any]) -> None:
+    _, writer = filtered
+    with pytest.raises(mw.InvalidInputError):
+        writer.update(**wrong)
+    with pytest.raises(mw.InvalidInputError):
+        writer.delete([1], where="true")
+    assert values_of(writer) == BEFORE
+
+
+def test_a_shard_writer_touches_rows_of_its_shard_only(filtered: Pair) -> None:
+    made, writer = filtered
+    shards = writer.shard_writers
+    gone = next(iter(shards.values())).delete(where="true").matched
+    assert gone == 9 if made.sharding == mw.Unsharded() else 0 < gone < 9
+    assert len(values_of(writer)) == 9 - gone
+
+
+def test_the_filter_is_asked_again_for_a_row_that_changed_meanwhile(tmp_path: Path) -> None:
+    rows = pa.table({"id": [1, 2, 3], "n": [1, 1, 1]})
+    made = mw.create_table(str(tmp_path / "t"), rows, primary_key="id", writer_defaults={"fsync": False})
+    with made.writer(compaction=None) as writer:
+        for change, expected in (
+            (lambda: writer.delete(where="n = 1"), {2: 7, 9: 1}),
+            (lambda: writer.update(where="n = 1 and id < 9", set={"n": "n + 1"}), {1: 2, 2: 7, 3: 2, 9: 1}),
+        ):
+            with in_between(lambda: writer.put([{"id": 2, "n": 7}, {"id": 9, "n": 1}])):
+                assert change().matched == 2
+            assert {row["id"]: row["n"] for row in writer.scan().to_table().to_pylist()} == expected
+            writer.put(rows)
+
+
+def test_append_only_tables_have_no_rows_to_change(tmp_path: Path) -> None:
+    made = mw.create_table(str(tmp_path / "t"), pa.table({"id": [1]}), writer_defaults={"fsync": False})
+    with made.writer() as writer, pytest.raises(mw.InvalidInputError, match="primary key"):
+        writer.delete(where="true")

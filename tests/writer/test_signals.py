@@ -86,30 +86,19 @@ def put_until_closed(writer: mw.ShardWriter | mw.TableWriter, make: Callable[[in
 
 @pytest.mark.repro("writer-09")
 @pytest.mark.scaled
-@pytest.mark.parametrize("mode", [*MODES, "wal only"])
-def test_a_handler_may_close_the_writer_that_it_interrupts(tmp_path: Path, mode: str) -> None:
-    settings = MODES.get(mode, {"enable_memtable": False})
+@pytest.mark.parametrize("mode", [*MODES, "wal only", "abort"])
+def test_a_handler_may_end_the_writer_that_it_interrupts(tmp_path: Path, mode: str) -> None:
+    settings = {"wal only": {"enable_memtable": False}, "abort": {}, **MODES}[mode]
     rng = random.Random(mode)
     for number in range(ROUNDS):
         root = tmp_path / str(number)
         writer = open_writer(root, UNKEYED, **settings)
-        with alarm(writer.close, rng.random() * 0.02 + 1e-4):
+        end = writer.abort if mode == "abort" else writer.close
+        with alarm(end, rng.random() * 0.02 + 1e-4):
             acked = put_until_closed(writer, row)
         assert writer.closed
-        writer.close()  # returns when the closing that the handler began has ended
-        assert stored(root, in_log=mode == "wal only") in (acked, [*acked, len(acked)])
-
-
-@pytest.mark.scaled
-def test_a_handler_may_abort_the_writer_that_it_interrupts(tmp_path: Path) -> None:
-    rng = random.Random(1)
-    for number in range(ROUNDS):
-        root = tmp_path / str(number)
-        writer = open_writer(root, UNKEYED)
-        with alarm(writer.abort, rng.random() * 0.02 + 1e-4):
-            acked = put_until_closed(writer, row)
-        writer.abort()
-        assert stored(root, in_log=True) in (acked, [*acked, len(acked)])
+        end()  # returns when the closing that the handler began has ended
+        assert stored(root, in_log=mode in ("wal only", "abort")) in (acked, [*acked, len(acked)])
 
 
 def _calls(writer: mw.ShardWriter, k: int, acked: list[int]) -> list[Callable[[], Any]]:
@@ -131,7 +120,7 @@ def _calls(writer: mw.ShardWriter, k: int, acked: list[int]) -> list[Callable[[]
         put_once,
         writer.force_seal_active,
         lambda: writer.wait_for_flush_drain(SECONDS),
-        lambda: writer.scan().to_table(),
+        lambda: writer.memtable_scanner().to_table(),
         writer.memtable_stats,
         writer.stats,
         writer.check_fenced,
@@ -160,32 +149,11 @@ def test_whatever_a_handler_calls_works_or_says_that_it_cannot(tmp_path: Path, m
                 writer.put_nowait(row(k)).wait() if rng.random() < 0.2 else writer.put(row(k))
                 acked.append(k)
                 if rng.random() < 0.1:
-                    writer.scan().to_table()
+                    writer.memtable_scanner().to_table()
                 if rng.random() < 0.05:
                     writer.force_seal_active()
     writer.close()
     assert stored(tmp_path) == sorted(acked)
-
-
-@pytest.mark.scaled
-def test_a_close_that_a_handler_repeats_and_leaves_is_finished_all_the_same(tmp_path: Path) -> None:
-    rng = random.Random(2)
-    for number in range(ROUNDS):
-        root = tmp_path / str(number)
-        writer = open_writer(root, UNKEYED, durable_write=False, max_wal_flush_interval_ms=None)
-        for k in range(20):
-            writer.put(row(k))
-
-        def leave(writer: mw.ShardWriter = writer) -> None:
-            writer.close()
-            raise SystemExit(0)
-
-        with alarm(leave, rng.random() * 0.02 + 1e-5):
-            with suppress(SystemExit):
-                writer.close()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        writer.close()
-        assert stored(root) == list(range(20))
 
 
 @pytest.mark.scaled
@@ -271,21 +239,24 @@ def test_an_interrupt_is_never_hidden_by_another_error(tmp_path: Path, call: str
             writer.close()
 
     writer = open_writer(tmp_path / "0", UNKEYED, max_unflushed_memtable_bytes=1)
+    is_poisoned = False
     for number in range(1, ROUNDS * 10):
         try:
             with alarm(boom, rng.random() * 0.01 + 1e-5):
                 use(writer)
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except Boom:
-            pass
+            is_poisoned = True
+        except mw.WriterPoisonedError:
+            assert is_poisoned
+            writer.abort()
         if writer.closed:
+            is_poisoned = False
             writer = open_writer(tmp_path / str(number), UNKEYED, max_unflushed_memtable_bytes=1)
-    writer.close()
+    writer.abort()
 
 
-def test_a_handler_that_comes_between_the_turn_and_its_leader_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handler_between_turn_and_leader_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = open_writer(tmp_path, UNKEYED)
     lead, refused = GroupCommit._lead, []
 
@@ -343,9 +314,7 @@ class LingerClock(SystemClock):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_handler_waits_for_the_turn_of_another_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_handler_waits_for_turn_of_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Its delete was inserted, and then refused as if nothing had happened: another thread lingered with the turn."""
     clock, insert, told, others = LingerClock(), GroupCommit.insert, [], []
     writer = open_writer(tmp_path, commit_linger_ms=100, clock=clock)
@@ -407,9 +376,7 @@ def test_a_put_that_nobody_waits_for_is_refused_where_it_would_wait_for_the_call
     assert stored(tmp_path) == [1, *range(100, 200)]
 
 
-def test_a_write_on_top_of_a_search_is_done_although_the_indexes_are_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_nested_in_a_search_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was refused after it had been inserted, and so was stored all the same."""
     table = mw.create_table(str(tmp_path / "t"), pa.table({"id": [1], "v": ["base"]}), primary_key="id")
     table.dataset.create_scalar_index("v", "BTREE")

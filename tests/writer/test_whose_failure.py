@@ -23,10 +23,32 @@ from lance_memwal.process.room import Room
 from lance_memwal.table import writers
 from lance_memwal.write import group_commit
 from tests.harness.points import run_once_at
-from tests.kit.writers import BLOOM, SECONDS, UNKEYED, in_thread, open_writer, row_entries, rows, wait_for, watched
+from tests.kit.writers import (
+    BLOOM,
+    SECONDS,
+    UNKEYED,
+    in_thread,
+    in_threads,
+    open_writer,
+    row_entries,
+    rows,
+    wait_for,
+    watched,
+)
 
 PLAIN = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+
+
+def made(place: Path, schema: pa.Schema = KEYED, **options: Any) -> mw.Table:
+    return mw.create_table(str(place / "t"), schema, primary_key=None if schema is PLAIN else "id", **options)
+
+
+def put_elsewhere(table: mw.Table, *keys: int) -> None:
+    """Another writer claims the table, and leaves without a flush."""
+    other = mw.open_table(table.uri).writer(fsync=False)
+    other.put({"id": list(keys), "v": list(keys)})
+    other.abort()
 
 
 def taken_over_after_one_entry(table: mw.Table) -> list[str]:
@@ -34,24 +56,18 @@ def taken_over_after_one_entry(table: mw.Table) -> list[str]:
 
     def take_over() -> None:
         crash_points.install(None)
-        other = mw.open_table(table.uri).writer(fsync=False)
-        other.put({"id": [99], "v": [99]})
-        other.abort()
+        put_elsewhere(table, 99)
 
     return run_once_at("wal.after_put", take_over)
 
 
 def test_a_leader_whose_rows_are_on_storage_writes_them_once(tmp_path: Path) -> None:
     """The next entry, of another thread, met the fence; told of it, the writer wrote the rows of the first one again."""
-    table = mw.create_table(str(tmp_path / "t"), PLAIN)
+    table = made(tmp_path, PLAIN)
     writer = table.writer(on_fenced="retake", max_memtable_rows=1, fsync=False, commit_linger_ms=300)
     writer.put({"id": [0], "v": [0]})
     taken = taken_over_after_one_entry(table)
-    threads = [threading.Thread(target=writer.put, args=({"id": [key], "v": [key]},)) for key in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    in_threads(lambda key: writer.put({"id": [key], "v": [key]}), (1, 2))
     writer.close()
     assert taken
     assert Counter(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == dict.fromkeys((0, 1, 2, 99), 1)
@@ -59,11 +75,10 @@ def test_a_leader_whose_rows_are_on_storage_writes_them_once(tmp_path: Path) -> 
 
 def test_all_threads_of_a_writer_that_was_fenced_go_on_after_it_claimed_the_shard_back(tmp_path: Path) -> None:
     """The first that met the fence ended the writer under the others, who were told that it is closed."""
-    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id", merge=mw.FirstRow())
+    table = made(tmp_path, merge=mw.FirstRow())
     writer = table.writer(on_fenced="retake", fsync=False)
     writer.put({"id": [0], "v": [0]})
-    with table.writer(fsync=False) as other:
-        other.put({"id": [99], "v": [99]})
+    put_elsewhere(table, 99)
     first, met = threading.Event(), threading.Event()
     failures: list[Exception] = []
 
@@ -94,7 +109,7 @@ def test_all_threads_of_a_writer_that_was_fenced_go_on_after_it_claimed_the_shar
 
 
 def test_a_write_that_is_on_storage_is_not_told_of_the_fence_that_the_next_one_met(tmp_path: Path) -> None:
-    table = mw.create_table(str(tmp_path / "t"), PLAIN)
+    table = made(tmp_path, PLAIN)
     writer = table.writer(max_memtable_rows=1, fsync=False)
     writer.put({"id": [0], "v": [0]})
     first, second = (writer.put_nowait({"id": [key], "v": [key]}, drain=False) for key in (1, 2))
@@ -107,7 +122,7 @@ def test_a_write_that_is_on_storage_is_not_told_of_the_fence_that_the_next_one_m
 
 
 def test_a_parked_shard_that_was_claimed_is_taken_back(tmp_path: Path) -> None:
-    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id", sharding=mw.Bucket("id", 2))
+    table = made(tmp_path, sharding=mw.Bucket("id", 2))
     keys = list(range(16))
     with table.writer(max_open_shards=1, on_fenced="retake", fsync=False) as writer:
         writer.put({"id": keys, "v": [0] * 16})
@@ -143,12 +158,6 @@ def test_new_columns_reach_a_shard_that_is_being_opened(tmp_path: Path, monkeypa
     writer.put({"id": [2], "v": [2], "x": [2]})
     writer.close()
     assert mw.open_table(table.uri).get(2) == {"id": 2, "v": 2, "x": 2}
-
-
-def test_a_wait_with_a_limit_lets_the_write_begin(tmp_path: Path) -> None:
-    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
-    with table.writer(fsync=False) as writer:
-        writer.put_nowait({"id": [1], "v": [1]}, drain=False).wait(30)
 
 
 def test_those_who_wait_for_room_have_it_in_their_order() -> None:
@@ -201,13 +210,11 @@ class LingerClock(SystemClock):
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_a_put_that_was_handed_over_leads_at_once(
-    tmp_path: Path, between: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handed_over_put_leads_at_once(tmp_path: Path, between: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lingered once more, or slept until it looked again behind a write that nobody waits for."""
     for module in (waiting, group_commit):
         monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 2 * SECONDS)
-    table, clock = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id"), LingerClock()
+    table, clock = made(tmp_path), LingerClock()
     settings = {"fsync": False, "max_entry_bytes": 4096, "commit_linger_ms": 400}
     with mw.ShardWriter.open(table.uri, clock=clock, **settings) as writer:
         writer.put_nowait([{"id": 0, "v": 0}]).wait()
@@ -222,11 +229,9 @@ def test_a_put_that_was_handed_over_leads_at_once(
         assert handed_over not in clock.lingered
 
 
-def test_a_writer_that_was_fenced_is_not_kept_after_its_shard_was_claimed_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fenced_writer_is_replaced_after_a_claim_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "lance_memwal")  # pytest keeps what is logged, errors and their frames included
-    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
+    table = made(tmp_path)
     with table.writer(fsync=False, on_fenced="retake") as writer:
         writer.put({"id": [0], "v": [0]})
         lost = weakref.ref(next(iter(writer.shard_writers.values())))
@@ -235,50 +240,6 @@ def test_a_writer_that_was_fenced_is_not_kept_after_its_shard_was_claimed_back(
         writer.put({"id": [1], "v": [1]})
         gc.collect()
         assert lost() is None, "it holds all its memtables"
-
-
-def test_a_put_in_the_entry_of_an_interrupted_leader_is_not_told_of_a_fence(tmp_path: Path) -> None:
-    """The entry was on storage, and the writer fenced before anybody noted that: the put was written again."""
-    table = mw.create_table(str(tmp_path / "t"), PLAIN)
-    writer = table.writer(on_fenced="retake", fsync=False, commit_linger_ms=200)
-    writer.put_nowait({"id": [0], "v": [0]}).wait()
-    (shard,) = writer.shard_writers.values()
-    flushes, claimed = threading.Event(), threading.Event()
-    told: list[BaseException] = []
-
-    def at(point: str) -> None:
-        if point == "flush.before_commit" and not flushes.is_set():
-            flushes.set()
-            claimed.wait(30)
-        if point == "wal.after_put" and flushes.is_set() and not claimed.is_set():
-            crash_points.install(None)
-            other = mw.open_table(table.uri).writer(fsync=False)
-            other.put({"id": [99], "v": [99]})
-            other.abort()
-            claimed.set()
-            while shard.is_writing:
-                time.sleep(0.005)
-            raise KeyboardInterrupt
-
-    def run(call: Any, *given: Any) -> None:
-        try:
-            call(*given)
-        except BaseException as error:
-            told.append(error)
-
-    crash_points.install(at)
-    threads = [threading.Thread(target=run, args=(writer.flush,))]
-    threads[0].start()
-    assert flushes.wait(30)
-    for key in (1, 2):
-        threads.append(threading.Thread(target=run, args=(writer.put, {"id": [key], "v": [key]})))
-        threads[-1].start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join(30)
-    writer.abort()
-    assert {type(error) for error in told} == {KeyboardInterrupt, mw.FencedError}, "of the leader, and of the flush"
-    assert Counter(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == dict.fromkeys((0, 1, 2, 99), 1)
 
 
 def test_a_leader_whose_own_rows_are_wrong_is_told_that_and_no_failure_of_others(tmp_path: Path) -> None:
@@ -317,7 +278,7 @@ def test_a_leader_whose_own_rows_are_wrong_is_told_that_and_no_failure_of_others
 
 
 def test_a_flush_claims_no_shard_back(tmp_path: Path) -> None:
-    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
+    table = made(tmp_path)
     writer = table.writer(on_fenced="retake", fsync=False)
     writer.put({"id": [0], "v": [0]})
     with mw.open_table(table.uri).writer(fsync=False) as other:
@@ -332,7 +293,7 @@ def test_a_flush_claims_no_shard_back(tmp_path: Path) -> None:
 
 
 def test_new_columns_pass_by_a_writer_that_is_lost_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
+    table = made(tmp_path)
     writer = table.writer(on_fenced="retake", fsync=False)
     writer.put({"id": [0], "v": [0]})
     began, go_on, honest = threading.Event(), threading.Event(), mw.ShardWriter.evolve_schema
@@ -346,8 +307,7 @@ def test_new_columns_pass_by_a_writer_that_is_lost_meanwhile(tmp_path: Path, mon
     late = threading.Thread(target=writer.put, args=({"id": [1], "v": [1]},))
     late.start()
     assert began.wait(30)
-    with mw.open_table(table.uri).writer(fsync=False) as other:
-        other.put({"id": [99], "v": [99]})
+    put_elsewhere(table, 99)
     lance.dataset(table.uri).add_columns(pa.field("x", pa.int64()))
 
     def evolve(shard: mw.ShardWriter) -> None:
@@ -355,7 +315,6 @@ def test_new_columns_pass_by_a_writer_that_is_lost_meanwhile(tmp_path: Path, mon
         late.join(30)
         honest(shard)
 
-    monkeypatch.setattr("lance_memwal.write.columns.is_on_top", lambda: False)  # `evolve` is no signal handler
     monkeypatch.setattr(mw.ShardWriter, "evolve_schema", evolve)
     writer.evolve_schema()
     writer.close()
@@ -363,11 +322,10 @@ def test_new_columns_pass_by_a_writer_that_is_lost_meanwhile(tmp_path: Path, mon
 
 
 def test_an_entry_that_met_a_fence_is_not_sent_again_for_each_who_waits(tmp_path: Path) -> None:
-    table = mw.create_table(str(tmp_path / "t"), PLAIN)
+    table = made(tmp_path, PLAIN)
     writer = table.writer(fsync=False, commit_linger_ms=100)
-    writer.put_nowait({"id": [0], "v": [0]}).wait()
-    with mw.open_table(table.uri).writer(fsync=False) as other:
-        other.put({"id": [99], "v": [99]})
+    writer.put_nowait({"id": [0], "v": [0]}, drain=False).wait(30)  # a wait with a limit lets the write begin
+    put_elsewhere(table, 99)
     told: list[type[Exception]] = []
     sent: list[str] = []
 
@@ -378,11 +336,7 @@ def test_an_entry_that_met_a_fence_is_not_sent_again_for_each_who_waits(tmp_path
             told.append(type(error))
 
     crash_points.install(lambda point: sent.append(point) if point == "wal.before_put" else None)
-    threads = [threading.Thread(target=put, args=(key,)) for key in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    in_threads(put, (1, 2, 3))
     crash_points.install(None)
     writer.abort()
     assert told == [mw.FencedError] * 3
@@ -433,9 +387,7 @@ def test_a_put_that_waited_for_room_and_was_taken_is_not_told_of_a_fence(tmp_pat
 
 
 @pytest.mark.parametrize("is_in_the_log", [True, False])
-def test_a_wait_with_a_limit_is_told_of_a_fence_only_by_a_write_that_is_not_in_the_log(
-    tmp_path: Path, is_in_the_log: bool
-) -> None:
+def test_timed_wait_raises_fenced_only_if_its_write_is_not_in_the_log(tmp_path: Path, is_in_the_log: bool) -> None:
     """The entry was on storage, and its leader had not said so yet: one who waits was told of a fence, the other of success."""
     writer = open_writer(tmp_path, UNKEYED)
     ack = writer.put_nowait(rows([1], schema=UNKEYED), drain=False)
@@ -468,6 +420,6 @@ def test_a_wait_with_a_limit_is_told_of_a_fence_only_by_a_write_that_is_not_in_t
             else:
                 with pytest.raises(mw.FencedError):
                     each.result()
-        assert successor.scan().to_table().num_rows == is_in_the_log
+        assert successor.memtable_scanner().to_table().num_rows == is_in_the_log
     crash_points.install(None)
     writer.abort()

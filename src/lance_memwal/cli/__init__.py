@@ -17,19 +17,15 @@ from typer.exceptions import TyperException
 import lance_memwal
 from lance_memwal.cli import (
     exporting,
-    following,
     inspecting,
     maintenance,
-    moments,
     page,
     reading,
     serving,
-    stories,
     tables,
     watching,
 )
 from lance_memwal.cli.output import error
-from lance_memwal.cli.wording import Words
 from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
 
 __all__ = ["app", "main"]
@@ -44,8 +40,8 @@ app = typer.Typer(
 _TYPED = {"ignore_unknown_options": True}  # keys may be negative numbers
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make and fill": (tables.create, tables.enable, tables.put, tables.update, tables.delete, serving.serve),
-    "Read": (reading.scan, reading.head, reading.get, reading.search, moments.diff, moments.snapshot),
-    "Follow": (following.changes, following.consumers),
+    "Read": (reading.scan, reading.head, reading.get, reading.search, reading.diff, reading.snapshot),
+    "Follow": (reading.changes, reading.consumers),
     "Look inside": (
         inspecting.tables,
         inspecting.schema,
@@ -55,6 +51,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
         page.ui,
         exporting.exporter,
         inspecting.manifest,
+        inspecting.check_store,
     ),
     "Maintain": (
         maintenance.maintain,
@@ -64,13 +61,13 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
         maintenance.verify,
         maintenance.repair,
     ),
-    "Try": (stories.demo, stories.bench),
+    "Try": (inspecting.demo, inspecting.bench),
 }
 for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
         _typed = _TYPED if _command in (reading.get, tables.delete) else None
         app.command(rich_help_panel=_panel, context_settings=_typed)(_command)
-_GROUPS = {"wal": (inspecting.wal, "Look inside"), "checkpoints": (moments.checkpoints, "Maintain")}
+_GROUPS = {"wal": (inspecting.wal, "Look inside"), "checkpoints": (reading.checkpoints, "Maintain")}
 for _name, (_group, _panel) in _GROUPS.items():
     app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
@@ -98,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except TyperException as problem:
         if text := problem.format_message():  # empty where help was printed instead
-            command = _command_of(given, _words().commands)
+            commands = getattr(typer.main.get_command(app), "commands", {})
+            command = _command_of(given, commands)
             error(f"{text.replace('Value error, ', '')} (see: memwal {command}--help)")
         return 2
     except SystemExit as ended:
@@ -108,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as problem:
         if debug:
             raise
-        error(_words().said(_explain(problem)))
+        error(_explain(problem))
         return 1
     return int(status) if isinstance(status, int) else 0
 
@@ -119,10 +117,6 @@ def _command_of(arguments: Sequence[str], known: Collection[str]) -> str:
     if not named or named[0] not in known:
         return ""
     return "".join(f"{name} " for name in (named[:2] if named[0] in _GROUPS else named[:1]))
-
-
-def _words() -> Words:
-    return Words.of(typer.main.get_command(app))
 
 
 def _explain(problem: Exception) -> str:

@@ -1,47 +1,46 @@
-"""Data files as batches: Parquet, CSV, JSON lines, Arrow.
+"""Data files in and out: Parquet, CSV, JSON lines, Arrow.
 
-Owns reading of input files. Invariants:
+Owns the reading of input files, and what `--format` means for rows that are printed. Invariants:
 
-1. A file is streamed, never loaded whole; so is standard input, except for Parquet, which is kept in a temporary file.
+1. A file is streamed, never loaded whole; so is standard input, except for Parquet, which is kept in a temporary file. Output
+   holds no more than a batch, and has one header, also if there are no rows.
 2. Text (CSV, JSON) is read with the types of the table's columns where it has them, so that the key "007" stays a text.
-3. Nothing in lines of JSON ends the process: each block is looked at as Arrow reads it, by itself.
+3. Nothing in lines of JSON ends the process: each block is checked as Arrow reads it, by itself.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.ipc
 import pyarrow.ipc as ipc
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from lance_memwal.cli.output import rows_as_json
 from lance_memwal.errors import InvalidInputError, reason_of
-
-__all__ = ["DataFile"]
+from lance_memwal.rows.json_values import nesting
 
 _SUFFIXES = {"csv": ".csv", "jsonl": ".jsonl", "parquet": ".parquet", "arrow": ".arrow"}
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 16 << 20
 _DEEPEST = 1_000  # Arrow's reader of JSON overflows its stack between 8,000 and 20,000
 _STRINGS = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"?')  # one that is not closed is taken whole: each byte is looked at once
-_ESCAPES = re.compile(rb"\\.", re.DOTALL)
 _SKIPPED = b" \t\r\n\xef\xbb\xbf"  # at the start of what Arrow reads: spaces, and any part of a byte order mark
 _NULL_IN_FRONT = re.compile(rb"(?:\A|[\]}])null")
 _MARKS = re.compile(rb"[\[\]{}]|null")
-_NO_BRACKETS_OR_QUOTES = bytes(byte for byte in range(256) if byte not in b'[]{}"')
-_STEPS = np.zeros(256, dtype=np.int8)
-_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 _KINDS = ".parquet, .csv, .json, .jsonl, .ndjson, .arrow, .arrows, .feather"
 
 
@@ -210,7 +209,7 @@ def _blocks(source: pa.NativeFile) -> Iterator[bytes]:
 
 def _refuse_unsafe(lines: bytes) -> None:
     """Refuse what ends the process in Arrow's reader: rows that are null, and values that nest too deep."""
-    if _depth(lines) > _DEEPEST:
+    if nesting(lines) > _DEEPEST:
         raise InvalidInputError(f"the JSON cannot be read: it nests more than {_DEEPEST} values")
     if _NULL_IN_FRONT.search(lines.translate(None, _SKIPPED)) and _has_null_row(_STRINGS.sub(b"", lines)):
         raise InvalidInputError("the JSON cannot be read: a row is null; leave such lines out")
@@ -222,23 +221,47 @@ def _has_null_row(data: bytes) -> bool:
     for mark in _MARKS.findall(data):
         if mark == b"null" and depth <= 0:
             return True
-        depth = max(0, depth + int(_STEPS[mark[0]]))
+        depth = max(0, depth + _STEPS.get(mark, 0))
     return False
-
-
-def _depth(data: bytes) -> int:
-    """How many more brackets are opened than closed at most, from one byte on; those in strings are text.
-
-    ["]]", {}]  the marks are [ " ] ] " { } ]: two of them stand behind an odd number of quotes, and the depth is 2
-    """
-    plain = _ESCAPES.sub(b"", data) if b"\\" in data else data
-    marks = np.frombuffer(plain.translate(None, _NO_BRACKETS_OR_QUOTES), dtype=np.uint8)
-    outside = ~np.logical_xor.accumulate(marks == ord('"'))
-    heights = np.concatenate([[0], np.cumsum(_STEPS[marks[outside]], dtype=np.int64)])
-    return int((heights - np.minimum.accumulate(heights)).max())
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidInputError:
     if isinstance(error, FileNotFoundError):
         return InvalidInputError(f"there is no file {path}")
     return InvalidInputError(f"{path} cannot be read: {error.strerror or reason_of(error)}")
+
+
+# ------------------------------------------------------------------------------------------------------------ formats
+
+
+Format = Literal["csv", "jsonl", "parquet", "arrow"]
+
+
+def write_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, kind: Format) -> int:
+    """Write rows to standard output; returns how many."""
+    if kind == "jsonl":
+        return _json_lines(batches)
+    makers: dict[str, Callable[..., Any]] = {
+        "csv": pyarrow.csv.CSVWriter,
+        "parquet": pq.ParquetWriter,
+        "arrow": pyarrow.ipc.new_stream,
+    }
+    count = 0
+    try:
+        with open(os.dup(sys.stdout.fileno()), "wb") as out, makers[kind](out, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                count += batch.num_rows
+    except BrokenPipeError:
+        return count  # whoever read it has seen enough
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"these columns cannot be written as {kind}: {reason_of(error)}") from None
+    return count
+
+
+def _json_lines(batches: Iterable[pa.RecordBatch]) -> int:
+    count = 0
+    for batch in batches:
+        rows_as_json(batch.to_pylist())
+        count += batch.num_rows
+    return count

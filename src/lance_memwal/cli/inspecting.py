@@ -1,4 +1,4 @@
-"""Commands that look inside a table: shards, stats, manifest, and the log of a shard.
+"""Commands that look inside a table: shards, stats, manifest, and the log of a shard; demo and bench, which need a checkout.
 
 Owns no engine logic: each command is one call of the engine.
 """
@@ -6,15 +6,27 @@ Owns no engine logic: each command is one call of the engine.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from typing import Annotated, Any
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import pyarrow as pa
 import typer
 
+import lance_memwal
 from lance_memwal.cli.options import Json, Options, Uri, open_for, storage_options
-from lance_memwal.cli.output import note, print_batches, print_json, rows_as_json, rows_as_table, show
-from lance_memwal.cli.progress import step_bars
+from lance_memwal.cli.output import (
+    note,
+    print_batches,
+    print_json,
+    rows_as_json,
+    rows_as_table,
+    show,
+    step_bars,
+    working,
+)
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.manifest import ShardManifestStore
@@ -24,9 +36,7 @@ from lance_memwal.log.tailer import WalTailer
 from lance_memwal.rows.blobs import shown_batch, shown_field
 from lance_memwal.rows.plain import to_plain
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.upkeep.history import EntryInfo, entry_info, list_entries
-
-__all__ = ["manifest", "schema", "shards", "stats", "tables", "wal"]
+from lance_memwal.upkeep.inspect import EntryInfo, entry_info, list_entries
 
 _Shard = Annotated[str | None, typer.Option("--shard", help="The shard; may be left out if there is only one.")]
 _SHARDS = {
@@ -172,7 +182,12 @@ def manifest(uri: Uri, shard: _Shard = None, storage_option: Options = None, jso
     show({name: value for name, value in plain.items() if value or "unknown" not in name}, as_json=False)
     if sstables:
         print()
-        headings = {"generation": "generation", "path": "SSTable", "physical_rows": "rows", "in_memory_bytes": "size"}
+        headings = {
+            "generation": "generation",
+            "path": "SSTable",
+            "physical_rows": "rows",
+            "in_memory_bytes": "in memory",
+        }
         rows_as_table(sstables, headings)
 
 
@@ -249,3 +264,62 @@ def _record(entry: EntryInfo) -> dict[str, Any]:
     if entry.error is not None:
         return {"position": entry.position, "kind": entry.kind, "error": entry.error}
     return {name: value for name, value in to_plain(entry).items() if name != "error"}
+
+
+def check_store(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
+    """Check that tables are safe in a store.
+
+    Creates about 1,100 small objects below the URI and deletes them. Exit status 1 if the store is not safe.
+    """
+    with working("checking", hidden=json):
+        report = lance_memwal.check_store(uri, storage_options=storage_options(storage_option))
+    if json:
+        print_json(report.to_dict())
+    else:
+        rows_as_table(
+            [{"property": name, "verdict": verdict} for name, verdict in report.verdicts.items()],
+            {"property": "property", "verdict": "verdict"},
+            report.uri,
+        )
+        show(
+            {f"{kind} (median)": f"{seconds * 1000:.3g} ms" for kind, seconds in report.timings.items()}, as_json=False
+        )
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+# ------------------------------------------------------------------------------------------------------------ stories
+
+
+def demo(spark: Annotated[bool, typer.Option(help="Include the Spark chapter.")] = True, json: Json = False) -> None:
+    """Run the demo on a temporary table (needs a checkout)."""
+    raise typer.Exit(
+        _run("examples/demo.py", [*([] if spark else ["--no-spark"]), *(["--json"] if json else [])], stdout=None)
+    )
+
+
+def bench(
+    only: Annotated[str, typer.Option(help="Run only cases whose name contains this.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes; the figures are rough.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure next to pylance's own writer (needs a checkout)."""
+    options = [*(["--quick"] if quick else []), *(["--list"] if list_only else [])]
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        arguments = ["benchmarks", "--only", only, *options, "--json", file.name]
+        status = _run("-m", arguments, stdout=sys.stderr if json else None)
+        if json:
+            print(Path(file.name).read_text(encoding="utf-8"), end="")
+    raise typer.Exit(status)
+
+
+def _run(script: str, arguments: list[str], *, stdout: TextIO | None) -> int:
+    """Run Python in the checkout, which is the current directory or the one that this package was imported from."""
+    for root in (Path.cwd(), Path(__file__).resolve().parents[3]):
+        if (root / "examples" / "demo.py").exists() and (root / "benchmarks" / "__main__.py").exists():
+            command = [sys.executable, script, *arguments]
+            return subprocess.run(command, cwd=root, stdout=stdout, check=False).returncode  # noqa: S603 (this interpreter)
+    raise InvalidInputError(
+        "demo and bench are not part of the installed package; run this in a checkout of the project"
+    )

@@ -14,8 +14,6 @@ from typing import Any
 
 from lance_memwal.clock import SYSTEM_CLOCK
 
-__all__ = ["Keyboard"]
-
 
 class Keyboard:
     """The keys of the terminal, one by one, without Return; no keys where standard input is no terminal."""

@@ -11,13 +11,10 @@ from typing import Annotated, Literal
 import typer
 
 from lance_memwal.cli.options import Json, Options, Uri, open_for
-from lance_memwal.cli.output import note, print_json, problems, rows_as_table, show
-from lance_memwal.cli.progress import step_bars, working
+from lance_memwal.cli.output import note, print_json, problems, rows_as_table, show, step_bars, working
 from lance_memwal.log.epochs import IDLE_SECONDS
 from lance_memwal.rows.plain import to_plain
 from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS
-
-__all__ = ["compact", "flush", "gc", "maintain", "repair", "verify"]
 
 _KINDS = {
     "entry": "log_entries",
@@ -59,7 +56,6 @@ def maintain(
         "files_removed": report.files_removed,
         "files_added": report.files_added,
         "versions_removed": report.versions_removed,
-        "roll_ups": report.roll_ups,
         "objects_removed": len(report.garbage.objects),
         "seconds": report.seconds,
     }
@@ -168,8 +164,12 @@ def repair(
         bool, typer.Option("--accept-loss", help="Give up entries that are damaged in the middle of a log.")
     ] = False,
     restored: Annotated[
-        Literal["keep_base", "bring_back"] | None,
-        typer.Option("--restored", help="What to do about a base that was restored to before a compaction."),
+        Literal["keep_base"] | None,
+        typer.Option("--restored", help="Accept a base table that was restored to before a compaction."),
+    ] = None,
+    reused_ids: Annotated[
+        Literal["values", "null"] | None,
+        typer.Option("--reused-ids", help="Show or drop values of columns whose field id was reused."),
     ] = None,
     storage_option: Options = None,
     json: Json = False,
@@ -177,7 +177,7 @@ def repair(
     """Show what can be repaired, and repair it if asked; exit status 1 if problems are left."""
     table = open_for(uri, storage_option, for_repair=True)
     with working("repairing" if apply else "looking", hidden=json):
-        report = table.repair(dry_run=not apply, restored=restored, accept_loss=accept_loss)
+        report = table.repair(dry_run=not apply, restored=restored, reused_ids=reused_ids, accept_loss=accept_loss)
     actions, left = [to_plain(action) for action in report.actions], [to_plain(problem) for problem in report.problems]
     if json:
         print_json({"dry_run": report.dry_run, "actions": actions, "problems": left})

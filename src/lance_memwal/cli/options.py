@@ -16,22 +16,6 @@ from lance_memwal.rows.merging import LastWrite
 from lance_memwal.rows.typed import typed_key, typed_value
 from lance_memwal.table import Table, open_table
 
-__all__ = [
-    "At",
-    "Columns",
-    "Json",
-    "Options",
-    "Shard",
-    "Uri",
-    "as_of",
-    "key_of",
-    "open_for",
-    "sequence_of",
-    "shard_for_writing",
-    "split_names",
-    "storage_options",
-]
-
 Uri = Annotated[str, typer.Argument(help="The table: a path, file://, s3://, gs:// or az://.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Options = Annotated[

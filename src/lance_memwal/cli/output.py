@@ -1,11 +1,12 @@
-"""What the command line prints: tables for people, JSON for programs, one line for an error.
+"""What the command line prints: tables for people, JSON for programs, one line for an error, progress of long work.
 
 Owns all printing. Invariants:
 
-1. Answers go to standard output, errors and remarks to standard error, so that output can be piped.
+1. Answers go to standard output, errors, remarks and progress to standard error, so that output can be piped.
 2. With `--json` an answer is JSON: one object, or one object per line for rows. NaN and infinities are null.
 3. An error is one line that says what to do.
 4. What is printed for people fits the width of the terminal, and no control character of the data reaches it.
+5. Progress is not shown if standard error is not a terminal, or with `--json`, and is removed when the work is done.
 """
 
 from __future__ import annotations
@@ -16,35 +17,30 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import pyarrow as pa
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table as Grid
 from rich.text import Text
 
+from lance_memwal.compact.reports import Progress as Told
 from lance_memwal.rows.plain import to_plain
-
-__all__ = [
-    "GAP",
-    "as_seconds",
-    "as_size",
-    "clean",
-    "error",
-    "grid",
-    "note",
-    "print_batches",
-    "print_bytes",
-    "print_json",
-    "print_row",
-    "problems",
-    "rows_as_json",
-    "rows_as_table",
-    "show",
-]
 
 GAP = 2
 _NARROWEST = 10  # columns that would be narrower are printed as one record after the other
@@ -285,3 +281,56 @@ def note(text: str) -> None:
 def error(text: str) -> None:
     """One line on standard error."""
     print(f"memwal: {clean(' '.join(text.split()))}", file=sys.stderr)
+
+
+# ----------------------------------------------------------------------------------------------------------- progress
+
+
+class _Rate(ProgressColumn):
+    """How much is done per second."""
+
+    def __init__(self, unit: str = "") -> None:
+        super().__init__()
+        self._unit = f" {unit}" if unit else ""
+
+    def render(self, task: Task) -> Text:
+        """The rate so far, as text."""
+        done, seconds = task.fields.get("counted", task.completed), task.finished_time or task.elapsed
+        return Text(f"{done / seconds:,.0f}{self._unit}/s" if done and seconds else "")
+
+
+def _bars(*columns: ProgressColumn, hidden: bool) -> Progress:
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
+
+
+@contextmanager
+def step_bars(unit: str, *, hidden: bool) -> Iterator[Told]:
+    """A callback that shows a bar per kind of step, with rate and remaining time."""
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), _Rate(unit))
+    with _bars(*columns, TimeRemainingColumn(), hidden=hidden) as bars:
+        tasks: dict[str, object] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield told
+
+
+@contextmanager
+def file_bar(what: str, total_bytes: int, *, hidden: bool) -> Iterator[Callable[[int, int], None]]:
+    """A callback for bytes and rows so far: bytes say how much is left, rows how fast it goes."""
+    columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[counted]:,} rows"))
+    with _bars(*columns, _Rate("rows"), TimeRemainingColumn(), hidden=hidden) as bars:
+        task = bars.add_task(what, total=total_bytes or None, counted=0)
+        yield lambda done_bytes, rows: bars.update(task, completed=done_bytes, counted=rows)
+
+
+@contextmanager
+def working(what: str, *, hidden: bool) -> Iterator[None]:
+    """A sign of life for work that cannot tell how much is left."""
+    with _bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), hidden=hidden) as bars:
+        bars.add_task(what, total=None)
+        yield

@@ -21,8 +21,6 @@ from lance_memwal.serve.endpoint import CERT_VARIABLE, HOST_VARIABLE, KEY_VARIAB
 from lance_memwal.table import Table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 
-__all__ = ["serve"]
-
 
 def serve(
     uri: Uri,

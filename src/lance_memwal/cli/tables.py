@@ -1,18 +1,21 @@
 """Commands that make and fill tables: create, enable, put, update, delete.
 
-Owns no engine logic: each command is one call of the facade.
+Each command is one call of the public API. `put` delays Ctrl-C to the end of a put, so that it reports the rows that it wrote.
 """
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Literal
 
 import pyarrow as pa
 import typer
 
-from lance_memwal.cli.files import DataFile
-from lance_memwal.cli.formats import Format
+from lance_memwal.cli.files import DataFile, Format
 from lance_memwal.cli.options import (
     Json,
     Options,
@@ -25,8 +28,7 @@ from lance_memwal.cli.options import (
     split_names,
     storage_options,
 )
-from lance_memwal.cli.output import note, show
-from lance_memwal.cli.progress import file_bar
+from lance_memwal.cli.output import file_bar, note, show
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError, MemWalError
 from lance_memwal.log.shards import newest_manifests
@@ -36,8 +38,6 @@ from lance_memwal.rows.typed import typed_columns
 from lance_memwal.table import Table, create_table
 from lance_memwal.table import enable as enable_table
 from lance_memwal.upkeep.tails import may_be_claimed
-
-__all__ = ["create", "delete", "enable", "put", "update"]
 
 _AT_WORK_SECONDS = 60
 _Key = Annotated[str | None, typer.Option("--primary-key", "-p", help="Key columns, separated by commas.")]
@@ -164,28 +164,56 @@ def put(
     """
     table = open_for(uri, storage_option)
     inputs = [DataFile(path, table.schema, kind) for path in files]
-    started, rows, total = SYSTEM_CLOCK.monotonic(), 0, sum(file.size_bytes for file in inputs)
+    started, total = SYSTEM_CLOCK.monotonic(), sum(file.size_bytes for file in inputs)
+    rows, unknown = 0, 0  # rows that are durable; rows of a put whose outcome is unknown
     say_taken_over(table)
     try:
         with (
             table.writer(fsync=fsync, **shard_for_writing(table, shard)) as writer,
             file_bar("put", total, hidden=json) as told,
         ):
-            for file in inputs:
-                for batch in file.batches(batch_rows):
-                    writer.put(batch, missing=missing)
-                    rows += batch.num_rows
-                    told(sum(item.done_bytes for item in inputs), rows)
+            try:
+                for file in inputs:
+                    for batch in file.batches(batch_rows):
+                        with interrupted_after():
+                            unknown = batch.num_rows
+                            writer.put(batch, missing=missing)
+                            rows, unknown = rows + batch.num_rows, 0
+                        told(sum(item.done_bytes for item in inputs), rows)
+            except KeyboardInterrupt:
+                if unknown:  # an interrupted commit stops the writer: a close would raise that instead
+                    writer.abort()
+                raise
     except MemWalError as error:
         if rows:
             error.add_note(f"{rows:,} rows were durable before that")
         raise
     except KeyboardInterrupt:
-        note(f"stopped: {rows:,} rows are in, and durable; put the same files again to write the rest")
+        more = f", and up to {unknown:,} more may be" if unknown else ""
+        note(f"stopped: {rows:,} rows are in, and durable{more}; put the same files again to write the rest")
         raise
     seconds = SYSTEM_CLOCK.monotonic() - started
     figures = {"rows": rows, "seconds": round(seconds, 3), "rows_per_second": round(rows / max(seconds, 1e-9))}
     show(figures, as_json=json)
+
+
+@contextmanager
+def interrupted_after() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block, so that its outcome is known. A second Ctrl-C interrupts the block."""
+    delayed: list[int] = []
+
+    def delay(number: int, frame: FrameType | None) -> None:
+        if delayed:
+            signal.default_int_handler(number, frame)
+        delayed.append(number)
+
+    previous = signal.signal(signal.SIGINT, delay)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if delayed:
+        raise KeyboardInterrupt
 
 
 def say_taken_over(table: Table) -> None:

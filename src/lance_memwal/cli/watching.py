@@ -24,16 +24,13 @@ from rich.text import Text
 from lance_memwal.cli.keyboard import Keyboard
 from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import GAP, as_seconds, as_size, clean, grid, print_json
-from lance_memwal.cli.wording import Words
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
 from lance_memwal.rows.plain import to_plain
 from lance_memwal.serve.asked import OwnerSight
 from lance_memwal.table.looking import Look, Looker
-from lance_memwal.upkeep.rates import ShardRates, TableRates
+from lance_memwal.upkeep.rates import Rates, TableRates
 from lance_memwal.upkeep.reports import ShardStats
-
-__all__ = ["top"]
 
 _LINES_ABOVE = 10  # what is printed beside shards
 _PIPE_SHARDS = 20
@@ -42,7 +39,6 @@ _DROPPED_FIRST = ("size", "rows", "put p99", "bytes/s", "log size", "epoch", "wa
 
 
 def top(
-    context: typer.Context,
     uri: Uri,
     every_seconds: Annotated[float, typer.Option(help="The time between two looks.", min=0.1)] = 2.0,
     once: Annotated[
@@ -56,7 +52,7 @@ def top(
     It reads storage only, so that it sees all writers. What they hold in memory, and how full it is (at 100% puts wait), is
     asked of shared writers and memwal serve; of others it is estimated by the log, with a "~".
     """
-    words, console = Words.of(context.find_root().command), Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     is_live = console.is_terminal and not (once or json)
     looks = Looker(open_for(uri, storage_option), asked=max(1, _rows_of(console)))
     if once:
@@ -70,7 +66,7 @@ def top(
                 try:
                     look = looks.next()
                 except MemWalError as problem:
-                    _say_trouble(show, uri, words.said(str(problem)), every_seconds, json=json)
+                    _say_trouble(show, uri, str(problem), every_seconds, json=json)
                 else:
                     print_json(_plain(look)) if json else show(_view(uri, look, _rows_of(console), console.width))
                 sys.stdout.flush()
@@ -111,9 +107,7 @@ def _plain(look: Look) -> dict[str, Any]:
         shard: {**to_plain(sight.owner), **sight.numbers.told(), "pressure": sight.numbers.pressure}
         for shard, sight in look.owners.items()
     }
-    sums = ("entries", "size_bytes", "flushes", "compacted", "takeovers")
-    rates = None if look.rates is None else to_plain(look.rates) | {name: getattr(look.rates, name) for name in sums}
-    return {"time_ms": look.time_ms, "stats": to_plain(look.stats), "rates": rates, "owners": owners}
+    return {"time_ms": look.time_ms, "stats": to_plain(look.stats), "rates": to_plain(look.rates), "owners": owners}
 
 
 # ------------------------------------------------------------------------------------------------------------- the view
@@ -169,7 +163,7 @@ def _asked(rates: TableRates | None) -> str:
     return f"   (this view: {rates.requests:,.0f} requests/s{cost})"
 
 
-def _cells(look: Look, shard: ShardStats, rates: ShardRates) -> dict[str, str]:
+def _cells(look: Look, shard: ShardStats, rates: Rates) -> dict[str, str]:
     """A shard from the log to the base table, by heading."""
     sight = look.owners.get(shard.shard_id)
     asked = None if sight is None else sight.numbers

@@ -34,8 +34,6 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
 
-__all__ = ["CHECKS_PER_BASE_LOOK", "DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_of", "due_shards"]
-
 _LOG = logging.getLogger(__name__)
 CHECKS_PER_BASE_LOOK = 30
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from lance_memwal.rows.notebook import html_of_report
 
-__all__ = ["CompactionReport", "Progress", "ShardCompaction"]
-
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""
 
@@ -33,7 +31,8 @@ class ShardCompaction:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """One call of `Table.compact`. `rows_written` and `rows_deleted` are rows handed to the base table.
+    """One call of `Table.compact`. `rows_written` and `rows_deleted` are rows handed to the base table, `size_bytes` the bytes of
+    the compacted SSTables on storage.
 
     `waiting_for_indexes` says per index how many compacted generations stay listed until it is brought up to date.
     `in_log_only` names the shards with rows that no SSTable holds yet, so that this call could not fold them, and says why.

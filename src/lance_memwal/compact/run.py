@@ -13,7 +13,8 @@ Owns `Compactor` and `choose`. Invariants:
    mark, and the next compaction starts after it.
 5. A table with dictionaries of few values (8 or 16 bits) folds one generation per commit: the values of several may be
    more than a file of the base table can hold, and Lance would write that file and never read it.
-6. Memory is bounded by `memory_bytes` and the keys of the generations of one commit, not by the SSTables: what does not
+6. A generation with undecided columns (RFC 0036) stays in its manifest, and so do the later ones of its shard.
+7. Memory is bounded by `memory_bytes` and the keys of the generations of one commit, not by the SSTables: what does not
    fit is left for the next commit, and a generation that is larger by itself is streamed.
 
 Manifests are read before the base: a generation that a manifest no longer lists is then marked in the base that is read
@@ -23,25 +24,33 @@ after it.
 from __future__ import annotations
 
 import logging
+import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_callable, check_names, check_number
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.arguments import check_callable, check_number
+from lance_memwal.clock import RETRY, SYSTEM_CLOCK, Clock
 from lance_memwal.compact.reports import CompactionReport, Progress, ShardCompaction
 from lance_memwal.compact.trim import trim
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, ObjectNotFoundError
+from lance_memwal.errors import (
+    CollectedError,
+    ConflictError,
+    CorruptDataError,
+    ObjectNotFoundError,
+    UndecidedColumnsError,
+)
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, let_survive, merge_rows, next_base, syncs
+from lance_memwal.lance.commit import HandMade, Ready, let_survive, merge_rows, next_base, syncs
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.lance.marks import compacted, has_names
+from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.prepared import Unheld
 from lance_memwal.lance.restored import check_not_restored
-from lance_memwal.log.shards import list_shards, newest_manifests
+from lance_memwal.log.shards import list_shards, newest_manifests, sstable_sizes
 from lance_memwal.process.telemetry import active, spanned
 from lance_memwal.rows.dictionaries import small_dictionaries
 from lance_memwal.rows.keys import KeySet
@@ -50,22 +59,12 @@ from lance_memwal.sstable.deletes import remember_deletes
 from lance_memwal.sstable.fold import Folded, fold, size_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest, SsTable
-
-__all__ = [
-    "DEFAULT_MEMORY_BYTES",
-    "Chosen",
-    "Compactor",
-    "Staged",
-    "choose",
-    "pending_generations",
-]
+from lance_memwal.types import ShardManifest, SsTable, check_shard_ids
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 512 << 20
 _MAX_RESTARTS = 32
 _MAX_TRIES = 1000  # of one commit, each of which looks only at what others changed since the last
-_BACK_OFF = BackOff(0.02, 1.0)
 
 Manifests = Mapping[str, ShardManifest]
 Chosen = Mapping[str, Sequence[SsTable]]
@@ -112,6 +111,7 @@ class _Tally:
     trimmed: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
+    sizes: dict[str, Counter[str]] = field(default_factory=dict)
 
     def forgot(self, trimmed: Mapping[str, int]) -> None:
         """Count generations that manifests no longer list."""
@@ -129,11 +129,17 @@ class _Tally:
         first, last = self.spans.get(shard_id, (1, 0))
         return first, last
 
+    def measure(self, chosen: Chosen, location: Location) -> None:
+        """List each shard once, for the sizes of its SSTables."""
+        for shard_id in chosen.keys() - self.sizes.keys():
+            self.sizes[shard_id] = sstable_sizes(shard_id, location.store.list(paths.shard_dir(shard_id)))
+
     def count(self, chosen: Chosen) -> None:
+        """Count generations that were folded."""
         for shard_id, sstables in chosen.items():
             first = self.spans.get(shard_id, (sstables[0].generation, 0))[0]
             self.spans[shard_id] = (first, sstables[-1].generation)
-            self.size_bytes += sum(sstable.in_memory_bytes or 0 for sstable in sstables)
+            self.size_bytes += sum(self.sizes[shard_id][sstable.path] for sstable in sstables)
 
 
 class Compactor:
@@ -167,7 +173,7 @@ class Compactor:
     def run(
         self,
         *,
-        shards: Collection[str] | None = None,
+        shards: Collection[str | uuid.UUID] | None = None,
         max_generations: int | None = None,
         progress: Progress | None = None,
     ) -> CompactionReport:
@@ -178,13 +184,17 @@ class Compactor:
         if max_generations is not None:
             check_number("max_generations", max_generations, least=1)
         check_callable("progress", progress)
-        shards = None if shards is None else check_names("shards", shards)
+        shards = None if shards is None else check_shard_ids(shards)
         started = self._clock.monotonic()
         tally = _Tally()
         targets = self._targets(shards, max_generations)
         while True:
             try:
                 left = self._step(targets, tally)
+            except UndecidedColumnsError as error:
+                targets[error.shard_id or ""] = error.generation - 1
+                _LOG.warning("kept a generation [shard=%s, generation=%d]: %s", error.shard_id, error.generation, error)
+                continue
             except (CollectedError, ConflictError, ObjectNotFoundError) as error:
                 if isinstance(error, ObjectNotFoundError):
                     tally.miss(error.path)
@@ -228,7 +238,7 @@ class Compactor:
     def _step(self, targets: Mapping[str, int], tally: _Tally) -> int:
         """Fold one commit's worth; returns the number of generations that are left."""
         manifests = self._manifests(targets)
-        base = self._finish_mark(self._base(), tally)
+        base = self._base()
         marks = compacted(base)
         pending = {
             shard_id: [
@@ -243,6 +253,7 @@ class Compactor:
         if not chosen:
             self._trim(manifests, base, tally)
             return 0
+        tally.measure(chosen, self._location)
         newest = self._fold(base, chosen, tally)
         reach("compact.after_commit")
         tally.count(chosen)
@@ -254,21 +265,12 @@ class Compactor:
         tally.forgot(trim(manifests, base, self._base, self._clock))
         tally.waiting = CatchUp.of(base).waiting(manifests.values())
 
-    def _finish_mark(self, base: BaseTable, tally: _Tally) -> BaseTable:
-        """Record the mark that an earlier compactor did not live to record."""
-        if not has_names(base):
-            return base
-        marked = finish_marks(base)
-        tally.commits += 1
-        _LOG.info("finished a compaction that stopped between its commits [version=%d]", marked.version)
-        return marked
-
     def _back_off(self, tally: _Tally, error: Exception) -> None:
         tally.conflicts += 1
         tally.restarts += 1
         if tally.restarts > _MAX_RESTARTS:
             raise error
-        _BACK_OFF.wait(self._clock, tally.restarts)
+        RETRY.wait(self._clock, tally.restarts)
 
     def _report(self, tally: _Tally, newest: BaseTable, started: float) -> CompactionReport:
         shards = sorted(set(tally.spans) | set(tally.trimmed))
@@ -294,6 +296,7 @@ class Compactor:
             reach("compact.after_deletes")
 
     def _fold(self, base: BaseTable, chosen: Chosen, tally: _Tally) -> BaseTable:
+        base.check_compactable()
         self._remember_deletes(base, chosen)
         if self._stage is not None and base.takes_staged_commit:
             staged = self._stage(chosen)
@@ -325,13 +328,10 @@ class Compactor:
         def batches() -> Iterator[pa.RecordBatch]:
             return folded.batches(base.schema)
 
-        by_hand, files = base.takes_hand_commit, Unheld(self._location.store)
-        if not base.primary_key and not by_hand:
-            return self._land(InTwo(batches, marks, files), base, tally)
         upserts = batches if folded.rows else None
-        if not by_hand:
+        if not base.takes_hand_commit:
             return merge_rows(base, folded.deletes, upserts, marks)
-        keys = KeySet(folded.keys) if base.primary_key else None
+        keys, files = KeySet(folded.keys) if base.primary_key else None, Unheld(self._location.store)
         ready = HandMade(keys, upserts, marks, self._clock, files, fsync=syncs(base))
         return self._land(ready, base, tally)
 

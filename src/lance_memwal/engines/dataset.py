@@ -22,13 +22,11 @@ import pyarrow.dataset as ds
 from lance_memwal.arguments import check_number
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.read.scan import Scan
+from lance_memwal.read.scan import Read, Scan
 from lance_memwal.read.tiers import Consistency, Tiers
 from lance_memwal.rows.expressions import with_sql_nulls
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.projection import checked_paths, field_at
-
-__all__ = ["Readable", "Rows", "Scans", "TableDataset", "columns_of", "dataset_at", "dataset_of"]
 
 _BATCH_ROWS = 1 << 17
 
@@ -94,7 +92,7 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]  # engines ask whether it 
     def _both(self, given: FilterLike | None) -> FilterLike | None:
         if self._filter is None or given is None:
             return given if self._filter is None else self._filter
-        if isinstance(given, str):
+        if not isinstance(given, pc.Expression):
             raise InvalidInputError("a dataset that was filtered takes pyarrow expressions, not SQL text")
         return self._filter & given
 
@@ -302,5 +300,5 @@ def dataset_at(tiers: Tiers) -> TableDataset:
     """The rows of one moment, for every scan the same."""
     return TableDataset(
         lambda: tiers.schema.columns,
-        lambda columns, rows: Scan(lambda: tiers, columns=columns, filter=rows),
+        lambda columns, rows: Scan(lambda: tiers, Read(columns=columns, filter=rows)),
     )

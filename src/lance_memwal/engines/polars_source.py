@@ -22,8 +22,6 @@ from lance_memwal.engines.dataset import Readable, columns_of
 from lance_memwal.process.extras import need
 from lance_memwal.read.tiers import Consistency
 
-__all__ = ["demanded", "polars_source"]
-
 _SIGNS: Mapping[str, Callable[[Any, Any], pc.Expression]] = {
     "Eq": operator.eq, "Lt": operator.lt, "LtEq": operator.le, "Gt": operator.gt, "GtEq": operator.ge,
 }  # fmt: skip

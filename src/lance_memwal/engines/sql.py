@@ -4,8 +4,8 @@ Owns `query`. Invariants:
 
 1. A query only reads what it was given: DDL, DML and statements are refused before anything runs, and no name in it is a
    file or an address.
-2. Memory of sorts, groups and joins is bounded: beyond the bound a query spills to temporary files, or fails. What would
-   overflow a stack, and functions that make values of any size, are refused before DataFusion sees them (`rows.sql_bounds`).
+2. Memory of sorts, groups and joins is bounded: beyond the bound a query spills to temporary files, or fails. Text that
+   would overflow the stack is refused before DataFusion reads it (`rows.sql_bounds`). Values that functions make are not bounded.
 3. An error of a table keeps its type; what DataFusion itself refuses is `InvalidInputError`.
 """
 
@@ -25,9 +25,7 @@ from lance_memwal.engines.dataset import Rows, TableDataset
 from lance_memwal.errors import InvalidInputError, MemWalError, is_failure, reason_of
 from lance_memwal.process.extras import need
 from lance_memwal.rows.sql import tokens_of
-from lance_memwal.rows.sql_bounds import excess, longest_chain
-
-__all__ = ["SQL_MEMORY_BYTES", "query", "register"]
+from lance_memwal.rows.sql_bounds import fault_of, longest_chain
 
 SQL_MEMORY_BYTES: Final = 1 << 30
 _POLL_SECONDS: Final = 0.2
@@ -77,7 +75,7 @@ def query(
 def _refuse_too_large(text: str) -> None:
     """Refuse what DataFusion would end the process at."""
     tokens = tokens_of(text)
-    if (asked := excess(tokens)) is not None:
+    if (asked := fault_of(tokens)) is not None:
         raise InvalidInputError(f"the query cannot be answered: {asked}")
     if longest_chain(tokens, _JOINS) > _MAX_CHAIN:
         raise InvalidInputError(

@@ -17,7 +17,7 @@ changed since. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,43 +27,23 @@ import pyarrow.compute as pc
 from lance_memwal.clock import Clock
 from lance_memwal.feed.changed_rows import ChangedRows, Shape
 from lance_memwal.feed.cursor import Place
-from lance_memwal.feed.snapshots import tiers_of
+from lance_memwal.feed.past_rows import find_rows
+from lance_memwal.feed.time_travel import State
 from lance_memwal.memtable.memtable import MemTable
-from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.lookup import lookup_rows
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import key_array, one_array
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest
-
-__all__ = ["BeforeImages", "State"]
+from lance_memwal.types import TOMBSTONE, ShardManifest
 
 _HELD_BYTES = 64 << 20
 _RENEW_SECONDS = 600.0
 _ABOVE_ALL = 1 << 62  # the generation of rows that changed since the snapshot: newer than any other
 _OPS = pa.array(["insert", "update_before", "update_after", "delete"])
 _INSERT, _BEFORE, _AFTER, _DELETE = range(4)
-
-
-@dataclass(slots=True)
-class State:
-    """A snapshot, and per shard the place in its log that it shows."""
-
-    snapshot: Snapshot
-    places: dict[str, Place]
-    lookup: BaseLookup = field(default_factory=BaseLookup)
-    _tiers: Tiers | None = None
-
-    def place(self, shard_id: str) -> Place:
-        """The place that the snapshot shows of this shard."""
-        return self.places.get(shard_id, Place())
-
-    def tiers(self, location: Location) -> Tiers:
-        """Everything that the snapshot names."""
-        if self._tiers is None:
-            self._tiers = tiers_of(location, self.snapshot)
-        return self._tiers
 
 
 class BeforeImages:
@@ -144,12 +124,9 @@ class BeforeImages:
             if not self._has_come_to(following, shard_id):
                 waiting = True
             elif self._of(shard_id)[0] is not following:
-                self._shards[shard_id] = (following, self._nothing())
+                self._shards[shard_id] = (following, _no_changes(self._schema))
         if not waiting:
             self._state, self._next = following, None
-
-    def _nothing(self) -> MemTable:
-        return MemTable(self._schema, _ABOVE_ALL, 0, 0)
 
     def _of(self, shard_id: str) -> tuple[State, MemTable]:
         found = self._shards.get(shard_id)
@@ -157,16 +134,16 @@ class BeforeImages:
             state = self._next
             if state is None or not self._has_come_to(state, shard_id):
                 state = self._state
-            found = self._shards[shard_id] = (state, self._nothing())
+            found = self._shards[shard_id] = (state, _no_changes(self._schema))
         return found
 
     # --------------------------------------------------------------------------------------------------------- images
 
     def dressed(self, changes: ChangedRows) -> pa.RecordBatch:
-        """The changes with what was there before, as the feed hands them out."""
+        """Return the changes with the rows before them, in the columns of the feed."""
         if not self._schema.primary_key:
             return self._shape.dressed(changes, pa.repeat("insert", changes.num_rows))
-        keys = key_array([changes.rows.column(name) for name in self._schema.primary_key])
+        keys = _keys_of(self._schema, changes.rows)
         before, images = self._images(changes, keys)
         source, image, ops = _steps(changes.dead, before)
         found = changes.take(source)
@@ -176,33 +153,54 @@ class BeforeImages:
         return self._shape.dressed(shown, _OPS.take(pa.array(ops)))
 
     def _images(self, changes: ChangedRows, keys: pa.Array) -> tuple[npt.NDArray[np.int64], pa.RecordBatch]:
-        """Per change the row that was there before, -1 if there was none; a number is one of a row in the batch."""
+        """Return, for each change, the index in the returned batch of the row before it; -1 if there was no row."""
         previous = _previous(keys)
         count = changes.num_rows
         first = np.flatnonzero(previous < 0)
         known = self._known(changes.rows.take(pa.array(first)), _shard(changes))
         before = np.where((previous >= 0) & ~changes.dead[previous], previous, -1)
         if known.num_rows:
-            found_keys = key_array([known.column(name) for name in self._schema.primary_key])
-            at = pc.index_in(keys.take(pa.array(first)), value_set=found_keys).fill_null(-1).to_numpy()
+            at = (
+                pc.index_in(keys.take(pa.array(first)), value_set=_keys_of(self._schema, known))
+                .fill_null(-1)
+                .to_numpy()
+            )
             before[first] = np.where(at >= 0, count + at, -1)
         table = pa.Table.from_batches([changes.rows, *known.to_batches()], schema=changes.rows.schema)
         arrays = [one_array(column) for column in table.columns]
         return before, pa.RecordBatch.from_arrays(arrays, schema=table.schema)
 
     def _known(self, rows: pa.RecordBatch, shard_id: str) -> pa.Table:
-        """The live rows of these keys at the place up to which the shard was read."""
+        """Return the live rows of these keys just before the changes that are read next."""
         state, since = self._of(shard_id)
-        tiers, names = state.tiers(self._location), self._schema.columns.names
-        views = [view for view in tiers.shards if view.shard_id == shard_id]
-        view = views[0] if views else ShardView(ShardManifest(0, shard_id))
-        memory = (*view.memory, since.capture()) if since.num_rows else view.memory
-        here = replace(tiers, shards=(replace(view, memory=memory),))
         keys = rows.select(list(self._schema.primary_key))
+        recent = _changed(self._location, self._schema, shard_id, since, keys)
+        open_keys = pc.invert(pc.is_in(_keys_of(self._schema, keys), value_set=_keys_of(self._schema, recent)))
+        older = self._at_state(shard_id, state, keys.filter(open_keys))
+        alive = recent.filter(pa.array(~tombstone_flags(recent))).drop_columns([TOMBSTONE])
+        return pa.concat_tables([alive, older])
+
+    def _at_state(self, shard_id: str, state: State, keys: pa.RecordBatch) -> pa.Table:
+        """Return the live rows of these keys at the state, in the columns of the feed."""
+        tiers = state.tiers(self._location)
+        shards = tuple(view for view in tiers.shards if view.shard_id == shard_id)
         with missing_is_collected("start again from a snapshot"):
-            found = lookup_rows(here, state.lookup, keys, names)
-        arrays = [found.column(name) for name in names]
-        return pa.Table.from_arrays(arrays, schema=self._schema.nullable)
+            return find_rows(replace(tiers, shards=shards), keys, self._schema)
+
+
+def _no_changes(schema: TableSchema) -> MemTable:
+    return MemTable(schema, _ABOVE_ALL, 0, 0)
+
+
+def _keys_of(schema: TableSchema, rows: pa.Table | pa.RecordBatch) -> pa.Array:
+    return key_array([rows.column(name) for name in schema.primary_key])
+
+
+def _changed(location: Location, schema: TableSchema, shard_id: str, since: MemTable, keys: pa.RecordBatch) -> pa.Table:
+    """Return the newest rows of these keys among the changes `since` a state, tombstones included."""
+    view = ShardView(ShardManifest(0, shard_id), (since.capture(),))
+    tiers = Tiers(location, schema, None, (view,))
+    return lookup_rows(tiers, keys, schema.columns.names, with_tombstones=True)
 
 
 def _shard(changes: ChangedRows) -> str:

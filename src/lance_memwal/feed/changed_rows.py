@@ -26,9 +26,7 @@ from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.projection import check_free, checked_paths, column_at, field_at, roots_of
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.types import EntryTransaction, WalEntry
-
-__all__ = ["EXTRA", "ChangedRows", "Shape", "changed_rows", "one_transaction", "times_of"]
+from lance_memwal.types import BaseMark, EntryTransaction, WalEntry
 
 TXN_TYPE = pa.struct([pa.field("app", pa.string()), pa.field("version", pa.int64())])
 TIME_TYPE = pa.timestamp("ms", tz="UTC")
@@ -92,7 +90,7 @@ class Shape:
         self._filter: RowFilter | None = as_filter(row_filter, shown)
         needed = () if self._filter is None else tuple(self._filter.columns)
         self._by_key = bool(table.primary_key) and set(needed) <= set(table.primary_key)
-        self.stored = _narrowed(table, {*roots_of(self._paths), *needed, *table.primary_key})
+        self.stored = table.narrowed({*roots_of(self._paths), *needed, *table.primary_key})
         fields = [field_at(path, shown) for path in self._paths]
         self.schema = pa.schema([*(field.with_nullable(True) for field in fields), *EXTRA])
 
@@ -133,13 +131,6 @@ def letters(dead: npt.NDArray[np.bool_]) -> pa.Array:
     return pa.array(["u", "d"]).take(pa.array(dead.astype(np.int8)))
 
 
-def _narrowed(table: TableSchema, names: set[str]) -> TableSchema:
-    """The table with these columns alone, the key among them."""
-    chosen = [at for at, name in enumerate(table.columns.names) if name in names]
-    ids = None if table.field_ids is None else tuple(table.field_ids[at] for at in chosen)
-    return TableSchema(pa.schema([table.columns.field(at) for at in chosen]), table.primary_key, ids)
-
-
 # --------------------------------------------------------------------------------------------------- rows of entries
 
 
@@ -162,24 +153,27 @@ def changed_rows(
     )
 
 
-def _batches(entries: Iterable[tuple[WalEntry, int | None]]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _batches(entries: Iterable[tuple[WalEntry, int | None]]) -> Iterator[tuple[WalEntry, pa.RecordBatch]]:
     for entry, _ in entries:
         for batch in entry.batches:
-            yield entry.position, batch
+            yield entry, batch
 
 
 class _Alike:
-    """The columns of a batch, equal to those of another one if rows of both can be joined."""
+    """The columns of a batch and their base version, equal to those of another batch if rows of both can be joined."""
 
-    __slots__ = ("_columns",)
+    __slots__ = ("_base", "_columns")
 
-    def __init__(self, columns: pa.Schema) -> None:
+    def __init__(self, columns: pa.Schema, base: BaseMark | None) -> None:
         self._columns = columns
+        self._base = base
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Alike):
             return NotImplemented
         mine, theirs = self._columns, other._columns
+        if self._base != other._base:
+            return False
         if mine is theirs:
             return True
         return bool(mine.remove_metadata().equals(theirs.remove_metadata(), check_metadata=True))
@@ -187,17 +181,17 @@ class _Alike:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _columns_of(item: tuple[int, pa.RecordBatch]) -> _Alike:
-    return _Alike(item[1].schema)
+def _columns_of(item: tuple[WalEntry, pa.RecordBatch]) -> _Alike:
+    return _Alike(item[1].schema, item[0].base)
 
 
 def _adapted(
-    group: list[tuple[int, pa.RecordBatch]], adapter: RowAdapter, stored: TableSchema
+    group: list[tuple[WalEntry, pa.RecordBatch]], adapter: RowAdapter, stored: TableSchema
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
     """The joined rows of batches with the same columns, and which of them are deletes."""
-    position, first = group[0]
+    entry, first = group[0]
     batch = first if len(group) == 1 else _joined([batch for _, batch in group], first.schema)
-    rows, flags = adapter.adapt(batch, position=position)
+    rows, flags = adapter.adapt(batch, entry.base, position=entry.position)
     if stored.blobs:
         rows = shown_batch(rows, stored.shown.nullable)
     dead = np.zeros(rows.num_rows, dtype=np.bool_) if flags is None else flags.to_numpy(zero_copy_only=False)

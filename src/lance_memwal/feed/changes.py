@@ -17,38 +17,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 
 from lance_memwal.arguments import check_flag
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
-from lance_memwal.errors import CollectedError, InvalidInputError, TableReplacedError
-from lance_memwal.feed.before import BeforeImages, State
+from lance_memwal.clock import POLL, SYSTEM_CLOCK, Clock, in_order
+from lance_memwal.errors import CollectedError, TableReplacedError
+from lance_memwal.feed.before import BeforeImages
 from lance_memwal.feed.changed_rows import ChangedRows, Shape
 from lance_memwal.feed.cursor import Cursor, Place
-from lance_memwal.feed.net import net_changes
+from lance_memwal.feed.past_rows import rows_in_order
 from lance_memwal.feed.shard_changes import REMEDY, Chunk, ShardChanges
-from lance_memwal.feed.snapshots import tiers_of
 from lance_memwal.feed.starts import Shards, Start, Until, cursor_of, parsed, span
-from lance_memwal.feed.states import state_at, state_now, state_of
+from lance_memwal.feed.time_travel import State, state_at, state_now, state_of, tiers_of
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.telemetry import active
 from lance_memwal.process.waiting import Waiters
-from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.read.tiers import Tiers, missing_is_collected
-from lance_memwal.rows.adapt import in_columns_of
+from lance_memwal.read.tiers import missing_is_collected
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.schema import TableSchema
-
-__all__ = ["ChangeFeed", "Request"]
 
 _SHARDS_AT_ONCE = 4  # each holds a chunk
 _ASK_AT_ONCE = 16
-_LOCAL_POLLS = BackOff(0.002, 0.01, jitter=0.0)
-_REMOTE_POLLS = BackOff(0.1, 1.0, jitter=0.0)
+_LOCAL_POLLS = 50  # as many times as often as those over a network
 _SHARDS_EVERY = 2.5
 _LOOK_EVERY = 8.0
 
@@ -60,20 +52,10 @@ class Request:
     columns: Sequence[str] | None = None
     filter: FilterLike | None = None
     before: bool = False
-    net: bool = False
 
-    def check(self, start: Start, until: Until) -> None:
-        """Refuse what does not go together."""
+    def check(self) -> None:
+        """Raise `InvalidInputError` if a value has the wrong type."""
         check_flag("before", self.before)
-        check_flag("net", self.net)
-        if self.net and self.before:
-            raise InvalidInputError("net and before exclude each other: Table.diff compares two snapshots")
-        if self.net and until is None:
-            raise InvalidInputError("net needs an end: until='now' or a cursor")
-        if self.net and start == "snapshot":
-            raise InvalidInputError(
-                "net needs a place to start from that is no snapshot: a cursor, a time or 'earliest'"
-            )
 
     @property
     def insert(self) -> str:
@@ -103,7 +85,7 @@ class ChangeFeed:
         collection keep a snapshot that is about to be used beside those of `needed`; False if it came too late for that.
         """
         base = newest.with_index()
-        request.check(start, until)
+        request.check()
         self._newest = newest
         self._base = base
         self._clock = clock
@@ -198,9 +180,6 @@ class ChangeFeed:
     # -------------------------------------------------------------------------------------------------------- reading
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._request.net:
-            yield from self._net()
-            return
         yield from self._rows_of_snapshot()
         if not self._images_fit:
             self._catch_up()
@@ -286,7 +265,7 @@ class ChangeFeed:
         stored = self._shape.stored.shown
         skip = self._snapshot_rows
         with missing_is_collected(REMEDY):
-            for batch in _rows_in_order(tiers, stored):
+            for batch in rows_in_order(tiers, stored):
                 if skip >= batch.num_rows:
                     skip -= batch.num_rows
                     continue
@@ -309,20 +288,6 @@ class ChangeFeed:
                 for changes in span(self._shards.of(shard_id), images.state.place(shard_id), place):
                     images.absorb(changes)
         self._images_fit = True
-
-    def _net(self) -> Iterator[pa.RecordBatch]:
-        """The last change per key up to the end; the cursor moves when all of it was handed out."""
-        until, key = self._until or self.cursor, self._base.primary_key
-        keys = Shards(self._base, Shape(self._base.columns, list(key) or None, None), self._clock)
-        for shard_id, end in until.shards.items():
-            place = self._places.get(shard_id, Place())
-            by_key = partial(span, keys.of(shard_id), place, end)
-            rows = partial(span, self._shards.of(shard_id), place, end)
-            for changes in net_changes(by_key, rows, key):
-                batch = self._shape.plain(changes)
-                if batch.num_rows:
-                    yield batch
-        self._places.update({s: end for s, end in until.shards.items() if end > self._places.get(s, Place())})
 
     # -------------------------------------------------------------------------------------------------------- waiting
 
@@ -350,24 +315,10 @@ class ChangeFeed:
                 shard.look(self._place(shard))
 
     def _wait(self, waits: int) -> None:
-        polls = _LOCAL_POLLS if self._base.location.is_local else _REMOTE_POLLS
-        pause = Deadline(self._clock, polls.seconds(waits // 8, 0.0))
+        seconds = POLL.seconds(waits // 8, 0.0)
+        pause = Deadline(self._clock, seconds / _LOCAL_POLLS if self._base.location.is_local else seconds)
         while not self._stopped and pause.left_seconds:
             place = self._waiters.stand()
             if not self._stopped:
                 place.sleep(pause.left_seconds)
             self._waiters.leave(place)
-
-
-def _rows_in_order(tiers: Tiers, wanted: TableSchema) -> Iterator[pa.RecordBatch]:
-    """The rows of a moment in the columns that are wanted now; the table may have had others then."""
-    then = tiers.schema
-    is_same = all(then.column_facts(name) == wanted.column_facts(name) for name in wanted.columns.names)
-    read = wanted if is_same else then
-    batches = Merge(tiers, Projection(tuple(read.columns.names)), None).batches(in_order=True)
-    if not is_same:
-        yield from in_columns_of(wanted, then, batches)
-        return
-    for batch in batches:
-        arrays = [batch.column(name) for name in wanted.nullable.names]
-        yield pa.RecordBatch.from_arrays(arrays, schema=wanted.nullable)

@@ -3,9 +3,9 @@
 Owns `Checkpoint` and the verbs; the records are those of `lance_memwal.upkeep.checkpoint_records`. Invariants:
 
 1. A checkpoint that was created is whole: the base version of its snapshot was synced, and its record written, first; and
-   the floors, looked at after that, had not passed the snapshot. Otherwise a new snapshot is taken; if that fails again and
-   again, the checkpoint is dropped.
-2. A name is a name: it cannot be taken for a snapshot, a version or a time, and Lance takes it for a tag.
+   the floors, looked at after that, had not passed the snapshot. Otherwise the checkpoint is dropped, and created again with
+   a new snapshot.
+2. A name has one meaning: it is not a snapshot, a version, a time or a word of the feed. Lance accepts it as a tag.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from datetime import UTC, datetime, timedelta
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError
-from lance_memwal.feed.moments import is_plain_name
+from lance_memwal.feed.moments import FEED_WORDS, is_plain_name
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import let_survive
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.read.rebuilt import base_of, check_whole
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store.paths import check_record_name
+from lance_memwal.store.sequenced import FEW_TRIES, attempts
 from lance_memwal.upkeep.checkpoint_records import (
     CheckpointRecord,
     checkpoint_record,
@@ -30,10 +31,6 @@ from lance_memwal.upkeep.checkpoint_records import (
     read_checkpoints,
     write_checkpoint,
 )
-
-__all__ = ["Checkpoint", "checkpoint_of", "create_checkpoint", "drop_checkpoint", "list_checkpoints"]
-
-_MAX_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def create_checkpoint(
     if known is not None and known.is_active(base.table_id):
         raise InvalidInputError(f"there is a checkpoint {name!r} already: drop it first, or choose another name")
     number = 0 if known is None else known.number
-    for _ in range(_MAX_TRIES):
+    for _ in attempts(f"the snapshot of checkpoint {name!r}", clock, FEW_TRIES):
         now_ms, snapshot, number = clock.now_ms(), take(), number + 1
         expires_ms = None if lifetime is None else now_ms + int(lifetime.total_seconds() * 1000)
         by = clock.uuid4()
@@ -79,11 +76,12 @@ def create_checkpoint(
             raise ConflictError(f"somebody else creates or drops the checkpoint {name!r} right now; retry")
         try:
             check_whole(base_of(base.location, snapshot), snapshot, lambda *_: False)  # it may be pinned too late
-        except CollectedError:  # collection did not see the record: begin again with what there is now
-            continue
-        return Checkpoint.of(record)
-    write_checkpoint(newest(), replace(record, number=number + 1, state="dropped", by=clock.uuid4()))
-    raise ConflictError(f"collection was faster than the checkpoint {name!r}, {_MAX_TRIES} times; retry")
+        except CollectedError:  # GC did not see the record: take a new snapshot
+            number += 1
+            write_checkpoint(newest(), replace(record, number=number, state="dropped", by=clock.uuid4()))
+        else:
+            return Checkpoint.of(record)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def list_checkpoints(base: BaseTable) -> list[Checkpoint]:
@@ -125,6 +123,8 @@ def _check_name(name: str) -> None:
         raise InvalidInputError(
             f"Lance takes no tag of that name: no '..', and no '.' or '.lock' at the end of {name!r}"
         )
+    if name.lower() in FEED_WORDS:
+        raise InvalidInputError(f"{name!r} is a word of the change feed ({', '.join(FEED_WORDS)}): choose another name")
     if not is_plain_name(name):
         raise InvalidInputError(f"{name!r} would be read as a version or a time: choose a name with another beginning")
 

@@ -23,7 +23,7 @@ from datetime import timedelta
 import pyarrow as pa
 
 from lance_memwal.arguments import check_instance
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.errors import (
     ClosedError,
     CollectedError,
@@ -46,6 +46,7 @@ from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import PARALLEL_LOOKS
 from lance_memwal.store.location import Location
 from lance_memwal.store.paths import check_record_name
+from lance_memwal.store.sequenced import attempts, update
 from lance_memwal.upkeep.consumer_records import (
     ConsumerFloors,
     ConsumerRecord,
@@ -55,11 +56,7 @@ from lance_memwal.upkeep.consumer_records import (
 )
 from lance_memwal.upkeep.pins import is_pinned
 
-__all__ = ["DEFAULT_MAX_AGE", "Consumer", "ConsumerPlace", "Standing", "drop_consumer"]
-
 DEFAULT_MAX_AGE = timedelta(days=7)
-_MAX_TRIES = 16
-_BACK_OFF = BackOff(0.005, 0.25)
 _SIGNS_PER_AGE = 4  # how often a consumer says that it is there before it would be too old
 
 
@@ -113,7 +110,7 @@ class ConsumerPlace:
 
     def find(self) -> ConsumerRecord | None:
         """The record from which this consumer goes on; None if it is new. `CollectedError` if it has expired."""
-        return self._going_on(consumer_record(self._location, self.name))
+        return self._going_on(self._newest())
 
     def _going_on(self, record: ConsumerRecord | None) -> ConsumerRecord | None:
         if record is None or record.state == "dropped" or not record.is_of(self._table_id):
@@ -129,20 +126,18 @@ class ConsumerPlace:
 
         `ConflictError` if another reader has moved since.
         """
-        for attempt in range(_MAX_TRIES):
-            newest = consumer_record(self._location, self.name)
-            found = self._going_on(newest)
+
+        def claimed(newest: ConsumerRecord | None) -> ConsumerRecord:
+            self._found = found = self._going_on(newest)
             moved = known is not None and found is not None and _stand_of(found) != _stand_of(known)
             if moved or (known is None) != (found is None):
-                raise ConflictError(
-                    f"somebody else reads for the consumer {self.name!r} at this moment; open it again, and it is yours"
-                )
-            claimed = self._record(standing, 1 if newest is None else newest.number + 1, found)
-            if self._records.create(claimed.number, claimed.value):
-                self._claimed, self._found = claimed, found
-                return
-            _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"others claim the consumer {self.name!r} all the time; retry")
+                raise ConflictError(f"consumer {self.name!r} is in use by another reader; open it again to take over")
+            return self._record(standing, 1 if newest is None else newest.number + 1, found)
+
+        self._claimed = update(self._records.directory, self._newest, claimed, self._records.create, clock=self._clock)
+
+    def _newest(self) -> ConsumerRecord | None:
+        return consumer_record(self._location, self.name)
 
     def _record(self, standing: Standing, number: int, before: ConsumerRecord | None) -> ConsumerRecord:
         record = ConsumerRecord(
@@ -164,7 +159,7 @@ class ConsumerPlace:
 
         `anew` gives the place of now, to begin again from. If that is the same, `CollectedError`, and all is as we found it.
         """
-        for _ in range(_MAX_TRIES):
+        for _ in attempts(f"the start of consumer {self.name!r}", self._clock):
             record = self.record
             if not self._is_passed(record):
                 self._write(replace(record, begins=False))
@@ -176,7 +171,6 @@ class ConsumerPlace:
                     f"changes from the start of the consumer {self.name!r} on are being collected; {REMEDY}"
                 )
             self._write(standing.named(record))
-        raise ConflictError("the table is collected faster than a consumer can begin: raise grace_seconds")
 
     def _is_passed(self, record: ConsumerRecord) -> bool:
         """Whether collection may have passed our record unseen: it announced more than that keeps, and others keep."""
@@ -237,18 +231,19 @@ class ConsumerPlace:
             self._write(self.record)
 
     def _write(self, record: ConsumerRecord) -> None:
-        for _ in range(2):
-            following = replace(record, number=self.record.number + 1, written_ms=self._clock.now_ms())
-            if self._records.create(following.number, following.value):
-                self._claimed = following
-                return
+        def following(newest: ConsumerRecord) -> ConsumerRecord:
+            return replace(record, number=newest.number + 1, written_ms=self._clock.now_ms())
+
+        def check_own(_: ConsumerRecord) -> None:
             if not self._finds_own():
-                break
-        raise self._lost()
+                raise self._lost()
+
+        create, clock = self._records.create, self._clock
+        self._claimed = update(self._records.directory, lambda: self.record, following, create, check_own, clock)
 
     def _finds_own(self) -> bool:
         """Whether the newest record is one of ours, of which we never heard that it landed: then it is known now."""
-        newest = consumer_record(self._location, self.name)
+        newest = self._newest()
         if newest is None or newest.state != "active" or newest.reader != self._reader:
             return False
         self._claimed = newest
@@ -256,7 +251,7 @@ class ConsumerPlace:
 
     def _lost(self) -> Exception:
         """Why a record of ours does not count."""
-        newest = consumer_record(self._location, self.name)
+        newest = self._newest()
         if newest is None or newest.state == "dropped" or not newest.is_of(self._table_id):
             return ClosedError(f"the consumer {self.name!r} was dropped; open it again to begin anew")
         if newest.state == "expired":
@@ -413,26 +408,27 @@ def _needs_more(record: ConsumerRecord, before: ConsumerRecord) -> bool:
 def drop_consumer(location: Location, name: str, table_id: str | None, clock: Clock = SYSTEM_CLOCK) -> None:
     """Let nobody read for this name any more; `InvalidInputError` if there is no such consumer."""
     records = records_of(location, check_record_name(name))
-    for attempt in range(_MAX_TRIES):
-        number = max(records.numbers(), default=0)
-        newest = _readable(location, name)
-        if number == 0 or (newest is not None and (newest.state == "dropped" or not newest.is_of(table_id))):
+
+    def newest() -> tuple[int, ConsumerRecord | None]:
+        return max(records.numbers(), default=0), _readable(location, name)
+
+    def dropped(found: tuple[int, ConsumerRecord | None]) -> ConsumerRecord:
+        number, record = found
+        if number == 0 or (record is not None and (record.state == "dropped" or not record.is_of(table_id))):
             raise InvalidInputError(f"there is no consumer {name!r}")
-        dropped = ConsumerRecord(
+        return ConsumerRecord(
             name=name,
             number=number + 1,
             state="dropped",
             table_id=table_id,
             reader=clock.uuid4(),
-            epoch=0 if newest is None else newest.epoch,
+            epoch=0 if record is None else record.epoch,
             written_ms=clock.now_ms(),
             max_age_ms=0,
             cursor="",
         )
-        if records.create(dropped.number, dropped.value):
-            return
-        _BACK_OFF.wait(clock, attempt)
-    raise ConflictError(f"the consumer {name!r} changes all the time; retry")
+
+    update(records.directory, newest, dropped, records.create, clock=clock)
 
 
 def _readable(location: Location, name: str) -> ConsumerRecord | None:

@@ -15,14 +15,13 @@ The text, which holds no character that a shell would touch:
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, TableReplacedError
 from lance_memwal.types import check_shard_id
-
-__all__ = ["CURSOR_PREFIX", "Cursor", "Place"]
 
 _FORMAT = "c1"
 CURSOR_PREFIX = "c1,"
@@ -61,9 +60,9 @@ class Cursor:
     def __reduce__(self) -> tuple[object, ...]:
         return Cursor.parse, (str(self),)
 
-    def place(self, shard_id: str) -> Place:
+    def place(self, shard_id: str | uuid.UUID) -> Place:
         """How far this shard was read."""
-        return self.shards.get(shard_id, _START)
+        return self.shards.get(check_shard_id(shard_id), _START)
 
     @property
     def positions(self) -> dict[str, int]:

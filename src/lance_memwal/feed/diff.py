@@ -18,21 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lance_memwal.feed.past_rows import as_columns_of, column_of, find_rows
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.blobs import BlobFile, find_blob
 from lance_memwal.read.fresh import ShardMerge
-from lance_memwal.read.lookup import lookup_rows
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.tiers import ShardView, Tiers
-from lance_memwal.rows.adapt import in_columns_of
 from lance_memwal.rows.blobs import shows_blobs
 from lance_memwal.rows.keys import first_of_each, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.row_codes import occurrences, row_codes, value_codes
 from lance_memwal.types import ROW_ADDRESS
-
-__all__ = ["OP", "OPS", "diff_tiers"]
 
 OP = "_op"
 OPS = ("insert", "update", "delete")
@@ -143,7 +139,7 @@ class _Pairs:
 
     @classmethod
     def of(cls, before: Tiers, after: Tiers, keys: pa.RecordBatch) -> _Pairs:
-        old, new = _rows_of(before, keys, after), _rows_of(after, keys, after)
+        old, new = (find_rows(tiers, keys, after.schema) for tiers in (before, after))
         key = list(after.schema.primary_key)
         wanted = key_array(keys.columns)
         at = [_positions(wanted, key_array(rows.select(key).columns)) for rows in (old, new)]
@@ -178,12 +174,12 @@ class _Pairs:
     def _same_blobs(
         self, column: str, old: pa.Table, new: pa.Table, among: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
+        names = [column_of(tiers.schema, self.tiers[1].schema, column) for tiers in self.tiers]
         key, same = list(self.tiers[1].schema.primary_key), among.copy()
-        lookups = (BaseLookup(), BaseLookup())
         for row in np.flatnonzero(among):
             files = [
-                find_blob(tiers, lookup, _key_at(rows, key, int(row)), column)
-                for tiers, lookup, rows in zip(self.tiers, lookups, (old, new), strict=True)
+                None if name is None else find_blob(tiers, _key_at(rows, key, int(row)), name)
+                for tiers, rows, name in zip(self.tiers, (old, new), names, strict=True)
             ]
             same[row] = _same_bytes(files[0], files[1])
         return same
@@ -204,27 +200,6 @@ def _same_bytes(left: BlobFile | None, right: BlobFile | None) -> bool:
     return True
 
 
-def _rows_of(tiers: Tiers, keys: pa.RecordBatch, after: Tiers) -> pa.Table:
-    """The live rows of `keys` in the columns of `after`."""
-    if tiers.schema.primary_key == after.schema.primary_key:
-        rows = lookup_rows(tiers, BaseLookup(), keys, tiers.schema.columns.names)
-    else:
-        rows = _all_rows(tiers)
-    return _in_columns_of(after, tiers, rows)
-
-
-def _all_rows(tiers: Tiers) -> pa.Table:
-    merge = Merge(tiers, Projection(tuple(tiers.schema.columns.names)), None)
-    return pa.Table.from_batches(list(merge.batches()), schema=merge.schema)
-
-
-def _in_columns_of(after: Tiers, tiers: Tiers, rows: pa.Table) -> pa.Table:
-    schema = after.schema.nullable
-    if tiers.schema == after.schema:
-        return pa.Table.from_arrays(rows.columns, schema=schema)
-    return pa.Table.from_batches(list(in_columns_of(after.schema, tiers.schema, rows.to_batches())), schema=schema)
-
-
 def _positions(wanted: pa.Array, found: pa.Array) -> npt.NDArray[np.int64]:
     """Per wanted key its row among those that were found, or -1."""
     codes = value_codes(pa.concat_arrays([wanted, found]))
@@ -242,8 +217,8 @@ def _with_op(rows: pa.Table, op: str) -> pa.Table:
 
 def _diff_of_rows(before: Tiers, after: Tiers) -> pa.Table:
     """Rows that one moment has more often than the other."""
-    old = _in_columns_of(after, before, _rows_that_may_differ(before, after))
-    new = _in_columns_of(after, after, _rows_that_may_differ(after, before))
+    old = as_columns_of(after.schema, before.schema, _rows_that_may_differ(before, after))
+    new = as_columns_of(after.schema, after.schema, _rows_that_may_differ(after, before))
     names = [field.name for field in new.schema if not shows_blobs(field)]
     both = pa.concat_tables([old, new]).select(names)
     codes = row_codes(both.columns) if names else np.zeros(both.num_rows, dtype=np.int64)

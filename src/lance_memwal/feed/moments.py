@@ -14,9 +14,9 @@ from lance_memwal.arguments import described, digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.read.snapshot import Snapshot, is_snapshot_text
 
-__all__ = ["Moment", "is_plain_name", "milliseconds", "parse_moment"]
-
 Moment: TypeAlias = Snapshot | datetime | int | str
+FEED_WORDS = ("earliest", "latest", "now", "snapshot")
+"""Where a feed may begin or end, in words: no checkpoint may be created with such a name, in any case."""
 _NUMBER = re.compile(r"[0-9]+")
 _DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import POLL, SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CollectedError, CorruptDataError, ObjectNotFoundError
 from lance_memwal.feed.changed_rows import ChangedRows, changed_rows, one_transaction, times_of
 from lance_memwal.feed.cursor import Place
@@ -35,14 +35,11 @@ from lance_memwal.sstable.read import open_sstable
 from lance_memwal.store import paths
 from lance_memwal.types import TOMBSTONE, SsTable, WalEntry
 
-__all__ = ["REMEDY", "Chunk", "ShardChanges"]
-
 REMEDY = "read the table once more (start='snapshot') and go on from there"
 _CHUNK_BYTES = 8 << 20
 _CHUNK_ROWS = 1 << 16
 _CHUNK_ENTRIES = 4096
 _MARK_BYTES = 1 << 16  # a mark is smaller, unless thousands of applications write to the shard
-_UNDECIDED = BackOff(0.02, 2.0, jitter=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +296,7 @@ class ShardChanges:
         bulk = mark.bulk
         counts = bulk is not None and (self._is_open(mark, place) or self._counts(mark))
         if counts is None:
-            self._look_after = self._clock.monotonic() + _UNDECIDED.seconds(self._undecided, 0.0)
+            self._look_after = self._clock.monotonic() + POLL.seconds(self._undecided, 0.0)
             self._undecided += 1
             return None
         self._undecided = 0

@@ -25,8 +25,6 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.shards import list_shards
 from lance_memwal.read.snapshot import Snapshot
 
-__all__ = ["Shards", "Start", "Until", "cursor_of", "parsed", "span"]
-
 Start: TypeAlias = Literal["earliest", "latest", "snapshot"] | Cursor | Snapshot | datetime | str
 Until: TypeAlias = Literal["now"] | Cursor | Snapshot | datetime | str | None
 

@@ -1,103 +1,70 @@
-"""A table as it was: what `Table.at` gives.
+"""An earlier state of a table: what `Table.at` returns.
 
 Owns `TableView`. Invariant: it reads one snapshot, and writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import pyarrow as pa
 
-from lance_memwal.feed.snapshots import tiers_of
-from lance_memwal.read.blobs import BlobFile
-from lance_memwal.read.past import PastReader
-from lance_memwal.read.scan import Scan
-from lance_memwal.read.search import SearchRequest
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.feed.time_travel import tiers_of
+from lance_memwal.read.lookup import LookupKeys
+from lance_memwal.read.readable import WholeTable
+from lance_memwal.read.scan import Pickled, Read, Scan
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.rows.filter import FilterLike
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.store.location import Location
 
-__all__ = ["TableView", "scan_at"]
+
+def scan_at(location: Location, snapshot: Snapshot, read: Read) -> Scan:
+    """A scan that was pickled, in the process that it arrives in."""
+    return TableView(location, snapshot).scan(**{field.name: getattr(read, field.name) for field in fields(read)})
 
 
-def scan_at(location: Location, snapshot: Snapshot, query: dict[str, Any]) -> Scan:
-    """A scan that was pickled, where it arrives."""
-    return TableView(location, snapshot).scan(**query)
+class TableView(WholeTable):
+    """A table as it was at one snapshot: reads give what they gave then. Threads may share it.
 
-
-class TableView:
-    """One moment of a table: every read gives what it gave then. Threads may share it."""
+    `CollectedError` if GC removed a part of the snapshot.
+    """
 
     def __init__(self, location: Location, snapshot: Snapshot) -> None:
         """Use `Table.at`."""
         self.location = location
         self.snapshot = snapshot
-        self._reader = PastReader(tiers_of(location, snapshot))
+        self._tiers = replace(tiers_of(location, snapshot), is_fixed=True)
 
     def __repr__(self) -> str:
         return f"TableView({self.location.describe()!r}, {str(self.snapshot)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled view is the place of the table and the snapshot, and is read again where it arrives."""
+        """A pickled view is the location of the table and the snapshot."""
         return TableView, (self.location, self.snapshot)
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that the table had."""
-        return self._reader.tiers.base.schema
+        return self._tiers.base.schema
 
     @property
     def primary_key(self) -> list[str]:
         """The key columns in key order; empty for an append-only table."""
-        return list(self._reader.tiers.schema.primary_key)
+        return list(self._tiers.schema.primary_key)
 
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike | None = None,  # noqa: A002
-        limit: int | None = None,
-        offset: int | None = None,
-        **options: Any,
-    ) -> Scan:
-        """All rows that were live; options as those of `Table.scan` (`order_by`, `with_row_id`, ...)."""
-        return self._reader.scan(columns, filter=filter, limit=limit, offset=offset, travel=self._travel, **options)
+    def _capture(self, read: Read, keys: LookupKeys | None = None) -> Tiers:
+        if read.in_memory is not None:
+            raise InvalidInputError("in_memory is for reads of the newest state, not of a view")
+        tiers = self._tiers
+        if keys is not None:
+            keys.columns(tiers.base.columns)
+        if read.shards is not None:
+            tiers = replace(tiers, shards=tuple(view for view in tiers.shards if view.shard_id in read.shards))
+        if read.consistency == "flushed":
+            tiers = replace(tiers, shards=tuple(replace(view, memory=()) for view in tiers.shards))
+        return tiers
 
-    def _travel(self, query: dict[str, Any]) -> tuple[Any, ...]:
-        return scan_at, (self.location, self.snapshot, query)
-
-    def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The row of one key, or None."""
-        return self._reader.get(key, columns)
-
-    def get_blob(self, key: Any, column: str) -> BlobFile | None:
-        """The blob of one key, as a file that is open for reading; see `Table.get_blob`."""
-        return self._reader.get_blob(key, column)
-
-    def lookup(self, keys: Any, columns: Sequence[str] | None = None, *, with_tombstones: bool = False) -> pa.Table:
-        """The rows of many keys, each once and in no order; keys without a row are left out."""
-        return self._reader.lookup(keys, columns, with_tombstones=with_tombstones)
-
-    def search(self, vector: Any = None, **options: Any) -> pa.Table:
-        """The best rows for a vector, a text, or both, best first; options as those of `Table.search`."""
-        return self._reader.search(SearchRequest(vector=vector, **options))
-
-    def count_rows(self, filter: FilterLike | None = None) -> int:  # noqa: A002
-        """The number of rows that were live."""
-        return self.scan(filter=filter).count_rows()
-
-    def __len__(self) -> int:
-        return self.count_rows()
-
-    def head(self, n: int = 5) -> pa.Table:
-        """Some rows, at most `n`."""
-        return self.scan(limit=n).to_table()
-
-    def to_arrow(self) -> pa.Table:
-        """All rows as a table."""
-        return self.scan().to_table()
-
-    def to_pandas(self) -> Any:
-        """All rows as a pandas frame."""
-        return self.scan().to_pandas()
+    def _pickled(self) -> Pickled | None:
+        return lambda read: (scan_at, (self.location, self.snapshot, read))

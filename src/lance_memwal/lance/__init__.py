@@ -5,6 +5,5 @@
 them. `details` and `mem_wal_index` are the entry of the MemWAL index, `marks` how far compaction has come, `primary_key` the
 key. `commit` puts rows and progress into the base table together: by a version that Lance's API cannot make (`hand_made`)
 where that is safe, with the rows that newer ones replace (`superseded`), the ids that rows keep (`row_ids`) and the files that
-wait for it (`prepared`). `optimize` is what Lance does itself to keep a table in shape. `text_index`, with `term_map` and
-`posting_list`, reads the files of an inverted index.
+wait for it (`prepared`). `optimize` is what Lance does itself to keep a table in shape.
 """

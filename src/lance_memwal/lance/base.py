@@ -22,14 +22,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import lance
 import pyarrow as pa
 from lance.commit import CommitConflictError
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff
+from lance_memwal.clock import RETRY, SYSTEM_CLOCK
 from lance_memwal.errors import (
     CollectedError,
     ConflictError,
@@ -42,6 +42,7 @@ from lance_memwal.errors import (
     is_panic,
     reason_of,
 )
+from lance_memwal.lance.column_past import RULINGS_KEY, ColumnPast, HeldIds, named_fields, rulings_of
 from lance_memwal.lance.damage import find_damage, version_names
 from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
 from lance_memwal.lance.door import lance_at
@@ -54,28 +55,22 @@ from lance_memwal.lance.manifest import (
     data_path,
     deletion_path,
     old_version_path,
+    parse_fragment,
     parse_lance_manifest,
     version_path,
 )
 from lance_memwal.process.background import refuse_at_exit
 from lance_memwal.process.forking import use_lance
+from lance_memwal.rows.column_types import check_columns
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
 from lance_memwal.rows.merging import MERGE_KEY, SEQUENCE_KEY, LastWrite, Merge, stored_merge
+from lance_memwal.rows.past_columns import NO_FIELD
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Manual, Sharding, from_specs
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
-
-__all__ = [
-    "RESERVED",
-    "BaseTable",
-    "NewestBase",
-    "find_no_file",
-    "lance_errors",
-    "lance_read",
-    "lance_reading",
-    "take_rows",
-]
+from lance_memwal.store.sequenced import FEW_TRIES, attempts
+from lance_memwal.types import BaseMark
 
 T = TypeVar("T")
 TAG_DIGITS = 8
@@ -84,9 +79,7 @@ RESERVED = b"memwal."  # how the keys of schema metadata begin that are ours
 _FINDING = ("BTreeIndexDetails", "BitmapIndexDetails")  # an index of words or vectors finds no key
 _QUERY = re.compile(r"\?\S+=\S+")
 _MAX_TEXT = 400
-_MAX_TRIES = 8
 _VERSIONS_PER_SESSION = 64  # the caches of Lance count bytes, not open files; a new session begins with cold ones
-_TAG_BACK_OFF = BackOff(0.001, 0.05)
 _DIRECTORIES = ("data", "_deletions", "_indices", "_transactions", "_versions")  # of a base; the manifests last
 
 
@@ -202,7 +195,7 @@ class BaseTable:
     @classmethod
     def open(cls, location: Location, *, version: int | None = None) -> BaseTable | None:
         """The newest version (or `version`) of the base table, or None if the store holds none."""
-        for attempt in range(_MAX_TRIES):
+        for attempt in range(FEW_TRIES):
             _check_is_file(location, version)
             try:
                 with lance_errors("opening the base table"):
@@ -211,7 +204,7 @@ class BaseTable:
             except (CorruptDataError, InvalidInputError, UnavailableError, ObjectNotFoundError):
                 if version is None and not cls.is_there(location):
                     return None
-                if version is not None or attempt == _MAX_TRIES - 1:  # else it may have been cleaned up meanwhile
+                if version is not None or attempt == FEW_TRIES - 1:  # else it may have been cleaned up meanwhile
                     _raise_damage(location, version)
                     raise
         raise AssertionError("the last attempt returns or raises")
@@ -276,12 +269,18 @@ class BaseTable:
 
         Lance lists their names and then reads each: where one went meanwhile, all of them are listed again.
         """
-        for attempt in range(_MAX_TRIES - 1):
+        for attempt in range(FEW_TRIES - 1):
             try:
                 return self._listed_tags()
             except MemWalError:
-                _TAG_BACK_OFF.wait(SYSTEM_CLOCK, attempt)
+                RETRY.wait(SYSTEM_CLOCK, attempt)
         return self._listed_tags()
+
+    def tags_to_write(self) -> Any:
+        """Lance's tags of the table, to create, move and delete them; raises what Lance raises."""
+        if not self.location.is_local:
+            return self.handle().tags
+        return lance.dataset(self.location.object_uri).tags
 
     def _listed_tags(self) -> dict[str, int]:
         with lance_errors("listing the tags of the base table"):
@@ -311,6 +310,20 @@ class BaseTable:
                 raise
             return newest
         return self.refresh()
+
+    def commit_until(
+        self, action: str, commit: Callable[[BaseTable], object], landed: Callable[[BaseTable], bool]
+    ) -> BaseTable:
+        """The first version from this one on that has `landed`; until then `commit` commits on the newest.
+
+        `landed` decides, and not the error of a commit: it may have landed although it failed.
+        """
+        base = self
+        for _ in attempts(f"the base table at {self.location.describe()}"):
+            if landed(base):
+                return base
+            base = base.attempt(action, partial(commit, base))
+        raise AssertionError("the last attempt returns or raises")
 
     def refresh(self) -> BaseTable:
         """The newest version: this value if nothing was committed since, else a new one."""
@@ -417,7 +430,26 @@ class BaseTable:
     @cached_property
     def columns(self) -> TableSchema:
         """The columns with their field ids, as rows are fitted to them."""
-        return TableSchema.from_lance(self.schema, self.dataset.lance_schema)
+        rulings = rulings_of(None if self.details is None else self.details.writer_config_defaults.get(RULINGS_KEY))
+        fields = named_fields(self.manifest.fields)
+        mark = BaseMark(self.version, self._fragment_ids)
+        past = ColumnPast(self.location, self.table_id, mark, fields, self._held_ids, rulings)
+        return TableSchema.from_lance(self.schema, self.dataset.lance_schema, past)
+
+    @property
+    def _fragment_ids(self) -> int:
+        """How many fragment ids the table has given until this version."""
+        largest = self.manifest.max_fragment_id
+        return (max(self.fragment_messages, default=-1) if largest is None else largest) + 1
+
+    def _held_ids(self) -> HeldIds:
+        """The first data file of the oldest fragment was written with the columns of its time."""
+        messages = self.fragment_messages
+        if not messages:
+            return HeldIds()
+        oldest = min(messages)
+        ids = [number for file in parse_fragment(messages[oldest]).files[:1] for number in file.field_ids]
+        return HeldIds(oldest, max((number for number in ids if number < NO_FIELD), default=-1))
 
     @cached_property
     def field_ids(self) -> tuple[int, ...]:
@@ -436,6 +468,10 @@ class BaseTable:
         check_primary_key(self.schema, columns)
         return tuple(columns)
 
+    def check_columns(self) -> None:
+        """Return only if rows can be written to this table; `InvalidInputError` names the column that prevents it."""
+        check_columns(self.schema, self.data_storage_version)
+
     @cached_property
     def data_storage_version(self) -> str:
         """The Lance file version of data files."""
@@ -445,6 +481,20 @@ class BaseTable:
     def takes_hand_commit(self) -> bool:
         """Whether a version made by `lance_memwal.lance.hand_made` may follow this one."""
         return hand_commit_is_safe(self.manifest)
+
+    def check_compactable(self) -> None:
+        """Return only if a compaction can commit to this table; `UnsupportedFormatError` for some append-only tables.
+
+        Lance itself can merge rows by key together with the progress, but it cannot append rows with it.
+        """
+        if self.primary_key or self.takes_hand_commit:
+            return
+        manifest = self.manifest
+        raise UnsupportedFormatError(
+            f"the append-only table at {self.location.describe()} cannot be compacted: its base table has features that this "
+            f"version does not know (flags {manifest.reader_flags | manifest.writer_flags:#x}, data files "
+            f"{manifest.data_storage_version}), such as data files in other places; copy its rows into a new table"
+        )
 
     @property
     def takes_staged_commit(self) -> bool:

@@ -2,11 +2,10 @@
 
 Owns the commits; whoever calls decides what goes into them. Invariants:
 
-1. Data and marks are one commit (`HandMade`, `merge_rows`), or two of which the first names the marks (`InTwo`), so
-   that no crash lets rows count twice or not at all.
+1. Rows and progress are one commit (`HandMade`, `merge_rows`), so that no crash lets rows count twice or not at all.
 2. A commit succeeds only on a version that records what the compaction started from. `HandMade`: the manifest of exactly
    the next version is created if absent; `merge_rows`: the commit number (see `lance_memwal.lance.marks`), which `HandMade`
-   proposes too; `InTwo`: a `Merge` of Lance, which collides with everything that changes rows, columns or marks.
+   proposes too.
 3. `ConflictError` says that the commit is lost. What was made ready serves the next attempt, on `next_base`: rows are
    rows of the same generations, and of the base only what others changed since is looked at. Nothing that was decided
    on old facts is applied to new ones.
@@ -20,7 +19,6 @@ hiding and replacing what the base table has.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -29,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance.dataset import LanceOperation
 from lance.mem_wal import CompactedSsTable
 
 from lance_memwal.clock import Clock
@@ -45,13 +42,9 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import BITMAP, DeletionFile, data_path, deletion_path
 from lance_memwal.lance.marks import (
     COUNTER_SHARD,
-    METADATA_KEY,
     commit_number,
     compacted,
     counted,
-    encode_marks,
-    has_names,
-    unmarked,
 )
 from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.lance.row_ids import RowIds
@@ -59,32 +52,12 @@ from lance_memwal.lance.superseded import replaced_rows, stable_ids
 from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.store.own import put_or_find
 from lance_memwal.store.port import ObjectStore
-
-__all__ = [
-    "Batches",
-    "HandMade",
-    "InTwo",
-    "Ready",
-    "commit_by_hand",
-    "commit_details",
-    "files_of",
-    "finish_marks",
-    "let_survive",
-    "mark",
-    "merge_rows",
-    "next_base",
-    "paths_of",
-    "syncs",
-    "write_rows",
-    "write_vector",
-]
+from lance_memwal.store.sequenced import put_or_find
 
 _LOG = logging.getLogger(__name__)
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 _ROWS_PER_FILE = 1 << 20
-_MARK_TRIES = 64
 
 
 class Ready(Protocol):
@@ -321,35 +294,6 @@ def mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
     return base.refresh()
 
 
-def finish_marks(base: BaseTable) -> BaseTable:
-    """The version that records every mark that is only named so far, without the names; `base` itself if it has none."""
-    for _ in range(_MARK_TRIES):
-        missing = unmarked(base)
-        if not missing:
-            return _without_names(base)
-        try:
-            base = mark(base, missing)
-        except ConflictError:
-            base = base.refresh()
-    raise ConflictError("others commit faster than a mark can be recorded; retry")
-
-
-def _without_names(base: BaseTable) -> BaseTable:
-    """`base`, whose marks are recorded, without their names: pylance replays no entry of a schema with other metadata.
-
-    Lance refuses it after another `Merge`, whose names are needed. What stays, the next compaction removes.
-    """
-    if not has_names(base):
-        return base
-    operation = LanceOperation.UpdateConfig(schema_metadata_updates=LanceOperation.UpdateMap({METADATA_KEY: None}))
-    try:
-        with lance_errors("removing the names of recorded marks"):
-            base.commit(operation)
-    except MemWalError as error:
-        _LOG.debug("names of recorded marks were left [version=%d]: %s", base.version, error)
-    return base.refresh()
-
-
 def _joinable(base: BaseTable) -> str:
     for field in base.schema:
         kind = field.type
@@ -386,55 +330,6 @@ def _has_landed(newest: BaseTable, marks: Mapping[str, int] | None, error: MemWa
         return False
     _LOG.info("compaction landed although its commit failed [version=%d]: %s", newest.version, error)
     return True
-
-
-class InTwo:
-    """New rows in a commit that names the marks, the marks in the next one; for bases that take no hand-made version."""
-
-    def __init__(self, batches: Batches, marks: Mapping[str, int], files: Unheld) -> None:
-        self._batches = batches
-        self._marks = marks
-        self._files = files
-        self._fragments: list[Any] | None = None
-
-    def commit(self, base: BaseTable) -> BaseTable:
-        """The version that holds rows and marks."""
-        if self._fragments is None:
-            self._fragments = write_rows(base, self._batches(), fsync=syncs(base))
-            self._files.add(*files_of(base, self._fragments))
-        reach("compact.after_fragments")
-        TableWatch(base).look()
-        with self._files.offered():
-            self._append(base, self._fragments)
-        reach("compact.between_commits")
-        return finish_marks(base.refresh())
-
-    def _append(self, base: BaseTable, fragments: Sequence[Any]) -> None:
-        """A `Merge` is the one operation of Lance that takes rows and metadata of the schema together."""
-        present = [fragment.metadata for fragment in base.dataset.get_fragments()]
-        schema = _schema_with(base, METADATA_KEY, encode_marks(compacted(base) | dict(self._marks)))
-        try:
-            with base.reading("appending to the base table"):
-                base.commit(LanceOperation.Merge([*present, *fragments], schema))
-        except ConflictError:
-            raise
-        except MemWalError as error:
-            if not _has_landed(base.refresh(), self._marks, error):
-                raise
-
-    def discard(self) -> None:
-        """Remove what no version holds."""
-        self._files.remove()
-
-
-def _schema_with(base: BaseTable, key: str, value: bytes) -> Any:
-    """The schema of `base`, field ids included, with one more entry in its metadata.
-
-    Lance's schema can be taken apart as pickle does it, and in no other way: its metadata as JSON, then its fields.
-    """
-    parts: Any = base.dataset.lance_schema.__reduce__()
-    rebuild, (metadata, *fields) = parts
-    return rebuild(json.dumps({**json.loads(metadata), key: list(value)}), *fields)
 
 
 def write_rows(base: BaseTable, batches: Iterator[pa.RecordBatch], *, fsync: bool) -> list[Any]:

@@ -23,8 +23,6 @@ from lance_memwal.lance.manifest import (
 )
 from lance_memwal.store.location import Location
 
-__all__ = ["find_damage", "version_names", "version_times"]
-
 _DATA_DIR = "data"
 _FILE_MAGIC = b"LANC"
 _MAX_OPENED = 256

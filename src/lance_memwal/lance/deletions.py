@@ -18,8 +18,6 @@ from pyroaring import BitMap
 
 from lance_memwal.errors import CorruptDataError
 
-__all__ = ["decode_deletions", "encode_deletions"]
-
 
 def encode_deletions(offsets: npt.NDArray[np.integer]) -> bytes:
     """The bytes of a deletion vector; the same that the reference writes for the same rows."""

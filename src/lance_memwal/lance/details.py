@@ -30,16 +30,6 @@ from lance_memwal.lance.proto import mem_wal_pb2
 from lance_memwal.lance.proto.bounded import parse_message
 from lance_memwal.types import ShardingField, ShardingSpec, check_shard_id, shard_id_of
 
-__all__ = [
-    "DETAILS_TYPE_URL",
-    "INDEX_NAME",
-    "MAX_DETAILS_BYTES",
-    "TABLE_ID_KEY",
-    "MemWalDetails",
-    "decode_details",
-    "encode_details",
-]
-
 INDEX_NAME = "__lance_mem_wal"
 TABLE_ID_KEY = "memwal.table_id"  # among the writer settings: a UUID that tells tables at one place apart
 DETAILS_TYPE_URL = "/lance.table.MemWalIndexDetails"

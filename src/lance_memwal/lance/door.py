@@ -21,8 +21,6 @@ from lance.fragment import write_fragments
 
 from lance_memwal.store.location import Location
 
-__all__ = ["LanceDoor", "lance_at"]
-
 
 class LanceDoor(Protocol):
     """Datasets and files as Lance has them; paths and directories are relative to the location, "" is the table itself."""

@@ -30,14 +30,6 @@ from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetai
 from lance_memwal.lance.row_ids import RowIds
 from lance_memwal.lance.transaction import UPDATE, transaction_path
 
-__all__ = [
-    "HandMadeVersion",
-    "append_commit",
-    "details_commit",
-    "fragment_of",
-    "hand_commit_is_safe",
-]
-
 _DELETION_FILES = 1
 # Everything else in a manifest is a feature that an append might have to keep up (base paths, branches ...).
 _SAFE_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 19, 23})
@@ -53,6 +45,7 @@ _REPLACED_FIELDS = frozenset(
         lm.NEXT_ROW_ID,
         lm.TRANSACTION_FILE,
         lm.TRANSACTION_SECTION,
+        lm.TRANSACTION_SECTION_OF_13,
     }
 )
 
@@ -74,6 +67,8 @@ def hand_commit_is_safe(manifest: lm.LanceManifest) -> bool:
     """Whether everything in this version is known to stay right in one that is made by hand."""
     flags = manifest.reader_flags | manifest.writer_flags
     fields = {field.number for field in manifest.message}
+    if lm.TRANSACTION_SECTION not in fields:
+        fields.discard(lm.TRANSACTION_SECTION_OF_13)
     return not flags & ~lm.KNOWN_FLAGS and fields <= _SAFE_FIELDS and manifest.data_storage_version.startswith("2.")
 
 

@@ -24,8 +24,6 @@ from lance_memwal.errors import InvalidInputError, MemWalError, TableReplacedErr
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.store.location import Location
 
-__all__ = ["TableWatch"]
-
 _LOG = logging.getLogger(__name__)
 _LOCAL_SECONDS = 1.0
 _REMOTE_SECONDS = 60.0

@@ -13,24 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import commit_details, syncs
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.rows.merging import SEQUENCE_KEY, LastWrite, check_merge, encode_merge
-
-__all__ = ["change_details", "note_sequence"]
-
-_MAX_TRIES = 64
-_BACK_OFF = BackOff(0.01, 0.5)
+from lance_memwal.store.sequenced import attempts
 
 
 def change_details(
     newest_base: Callable[[], BaseTable], wanted: Callable[[BaseTable], MemWalDetails], clock: Clock = SYSTEM_CLOCK
 ) -> BaseTable:
     """The newest version once its details are what `wanted` makes of them."""
-    for attempt in range(_MAX_TRIES):
+    for _ in attempts("the base table", clock):
         base = newest_base()
         details = wanted(base)
         if details == base.details:
@@ -38,7 +34,7 @@ def change_details(
         try:
             return commit_details(base, details, clock, fsync=syncs(base))
         except ConflictError:
-            _BACK_OFF.wait(clock, min(attempt, 8))
+            continue
         except UnsupportedFormatError:
             raise
         except MemWalError:
@@ -46,7 +42,7 @@ def change_details(
             if wanted(newest) != newest.details:  # else it landed although it failed
                 raise
             return newest
-    raise ConflictError(f"others commit faster than {_MAX_TRIES} attempts to change the details of the table; retry")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def note_sequence(newest_base: Callable[[], BaseTable], column: str, clock: Clock = SYSTEM_CLOCK) -> BaseTable:

@@ -25,38 +25,12 @@ from lance_memwal.arguments import digits_of
 from lance_memwal.errors import CorruptDataError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance import wire
 from lance_memwal.store.paths import check_file_name
-
-__all__ = [
-    "ARRAY",
-    "BITMAP",
-    "VERSIONS_DIR",
-    "DataFile",
-    "DeletionFile",
-    "Fragment",
-    "IndexEntry",
-    "LanceField",
-    "LanceManifest",
-    "at_version",
-    "data_path",
-    "deletion_path",
-    "encode_fragment",
-    "encode_timestamp",
-    "generation_manifest",
-    "index_path",
-    "join_manifest_file",
-    "join_section",
-    "old_version_path",
-    "parse_fragment",
-    "parse_lance_manifest",
-    "parse_version_name",
-    "removal_order",
-    "version_path",
-    "with_deletion",
-    "with_indexes_of",
-]
+from lance_memwal.types import BaseMark
 
 T = TypeVar("T")
 ARRAY, BITMAP = 0, 1
+BASE_VERSION_KEY = "memwal.base_version"  # in the configuration of a generation: the base version whose columns it has
+BASE_FRAGMENTS_KEY = "memwal.base_fragments"  # in the same place: how many fragment ids that version had given
 VERSIONS_DIR = "_versions"
 _MAGIC = b"LANC"
 _MAJOR, _MINOR = 0, 2
@@ -70,6 +44,7 @@ FIELDS, FRAGMENTS, VERSION, SCHEMA_METADATA, INDEX_SECTION, TIMESTAMP = 1, 2, 3,
 READER_FLAGS, WRITER_FLAGS, MAX_FRAGMENT_ID, TRANSACTION_FILE = 9, 10, 11, 12
 NEXT_ROW_ID = 14
 WRITER_VERSION, DATA_FORMAT, TABLE_CONFIG, TRANSACTION_SECTION = 13, 15, 16, 23
+TRANSACTION_SECTION_OF_13 = 21  # the number of this field in Lance 13, and thus in tables of LanceDB 0.40
 _INDEX_FILES = 10  # of the IndexMetadata message
 # Deletion files, stable row ids, the flag of old files of format 2, and table configuration.
 KNOWN_FLAGS = 1 | 2 | 4 | 8
@@ -221,11 +196,6 @@ def data_path(name: str) -> str:
     return f"data/{check_file_name(name, 'data file')}"
 
 
-def index_path(uuid: str, name: str) -> str:
-    """The path of a file of an index."""
-    return f"_indices/{uuid}/{name}"
-
-
 def deletion_path(fragment_id: int, deletion: DeletionFile) -> str:
     """Path of a fragment's deletion vector inside its dataset."""
     suffix = "bin" if deletion.file_type == BITMAP else "arrow"
@@ -249,11 +219,12 @@ def generation_manifest(
     storage_version: str,
     lance_version: str,
     now_ms: int,
+    base: BaseMark | None = None,
 ) -> bytes:
     """The manifest file of version 1 of a dataset with one fragment and chosen field ids.
 
     `fields` are Field messages in pre-order and `fragment` a fragment as Lance numbered them; `field_ids` maps these
-    numbers to the wanted ones. Unknown parts of `fields` are kept.
+    numbers to the wanted ones. Unknown parts of `fields` are kept. `base` is stored in the table configuration.
     """
     files = tuple(
         replace(file, field_ids=tuple(field_ids.get(number, number) for number in file.field_ids))
@@ -272,6 +243,10 @@ def generation_manifest(
         wire.bytes_field(WRITER_VERSION, writer_version),
         wire.bytes_field(DATA_FORMAT, data_format),
     ]
+    for key, number in zip((BASE_VERSION_KEY, BASE_FRAGMENTS_KEY), base or (), strict=False):
+        if number is not None:
+            pair = [wire.bytes_field(1, key), wire.bytes_field(2, str(number))]
+            message.append(wire.bytes_field(TABLE_CONFIG, wire.join(pair)))
     return join_manifest_file(message)
 
 

@@ -12,8 +12,6 @@ from lance.lance import Bitmap
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
 
-__all__ = ["commit_entry"]
-
 
 def commit_entry(base: BaseTable, details: MemWalDetails, entry_id: str) -> None:
     """Put an index entry with these details on the table; Lance refuses it if the version clashes."""

@@ -23,16 +23,6 @@ from lance_memwal.lance.damage import version_times
 from lance_memwal.lance.details import INDEX_NAME
 from lance_memwal.lance.manifest import Fragment
 
-__all__ = [
-    "Rewritten",
-    "crowded",
-    "index_parts",
-    "old_versions",
-    "optimize_indexes",
-    "remove_versions",
-    "rewrite_files",
-]
-
 _TARGET_ROWS = 1 << 20
 _FEWEST_FILES = 8
 _SAME_SIZE = 2  # a file joins smaller ones if it has at most so many times the rows that they have together

@@ -19,8 +19,6 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import DeletionFile, deletion_path
 from lance_memwal.store.port import ObjectStore
 
-__all__ = ["Unheld", "Vectors"]
-
 _LOG = logging.getLogger(__name__)
 
 

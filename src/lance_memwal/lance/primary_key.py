@@ -10,7 +10,6 @@ itself. Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,10 +21,6 @@ from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.rows.key_encoding import check_primary_key, is_key_mark, key_marks
 from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.schema import TableSchema, as_lance
-
-__all__ = ["check_rows", "key_names", "keyed_schema", "mark", "unmark"]
-
-_MAX_TRIES = 8
 
 
 def key_names(primary_key: str | Sequence[str]) -> tuple[str, ...]:
@@ -71,16 +66,15 @@ def check_rows(base: BaseTable, names: Sequence[str]) -> None:
 def mark(base: BaseTable, names: Sequence[str]) -> BaseTable:
     """The version that has this key, which the rows of `base` have; others may have committed rows before it."""
     marks: dict[str, Any] = {name: key_marks(name, names) for name in names}
-    for _ in range(_MAX_TRIES):
-        if base.primary_key == tuple(names):
-            return base
+
+    def commit(newest: BaseTable) -> None:
         nullable: list[Any] = [
-            {"path": field.name, "nullable": False} for field in base.schema if field.name in marks and field.nullable
+            {"path": field.name, "nullable": False} for field in newest.schema if field.name in marks and field.nullable
         ]
-        handle = base.handle()
-        change = partial(handle.alter_columns, *nullable) if nullable else partial(handle.update_field_metadata, marks)
-        base = base.attempt("setting the primary key", change)
-    raise ConflictError(f"the table at {base.location.describe()} changes faster than its key can be set; retry")
+        handle = newest.handle()
+        handle.alter_columns(*nullable) if nullable else handle.update_field_metadata(marks)
+
+    return base.commit_until("setting the primary key", commit, lambda newest: newest.primary_key == tuple(names))
 
 
 def _field_ids(base: BaseTable) -> list[int]:
@@ -89,14 +83,15 @@ def _field_ids(base: BaseTable) -> list[int]:
 
 def unmark(base: BaseTable, before: BaseTable) -> None:
     """Make the columns of the newest version those of `before` again."""
-    base = base.refresh()
-    for _ in range(_MAX_TRIES):
-        if base.schema.equals(before.schema, check_metadata=True):
-            return
-        if _field_ids(base) != _field_ids(before):
+
+    def is_back(newest: BaseTable) -> bool:
+        if newest.schema.equals(before.schema, check_metadata=True):
+            return True
+        if _field_ids(newest) != _field_ids(before):
             raise ConflictError(
                 f"the columns of {base.location.describe()} changed while its key was set; the key columns are NOT NULL now"
             )
-        project = LanceOperation.Project(before.dataset.lance_schema)
-        base = base.attempt("taking the primary key back", partial(base.commit, project))
-    raise ConflictError(f"the table at {base.location.describe()} changes faster than its key can be taken back; retry")
+        return False
+
+    project = LanceOperation.Project(before.dataset.lance_schema)
+    base.refresh().commit_until("taking the primary key back", lambda newest: newest.commit(project), is_back)

@@ -30,23 +30,22 @@ from dataclasses import dataclass, field
 from lance_memwal.errors import CorruptDataError, ObjectNotFoundError, TableReplacedError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.details import INDEX_NAME, decode_details
-from lance_memwal.lance.manifest import LanceManifest, at_version, parse_lance_manifest
+from lance_memwal.lance.manifest import at_version, parse_lance_manifest
 from lance_memwal.lance.transaction import (
     TRANSACTIONS_DIR,
     LanceTransaction,
     parse_transaction,
     read_version_of,
+    transaction_of,
     transaction_path,
 )
 from lance_memwal.process.cache import CACHE, SMALL_BYTES
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
-__all__ = ["REMEDY", "Held", "check_not_older", "check_not_restored", "given_up", "held_marks", "is_restored"]
-
 REMEDY = (
-    "decide with Table.repair(dry_run=False, restored=...): 'keep_base' takes the base table as it is, and what was "
-    "compacted after the restored version is gone; 'bring_back' lists these generations again, if they still exist"
+    "to get the rows back, restore a later version (lance.dataset(uri).versions() lists them): "
+    "lance.dataset(uri, version=N).restore(); to accept the loss: Table.repair(restored='keep_base', dry_run=False)"
 )
 
 
@@ -100,7 +99,7 @@ def _had_more(base: BaseTable, shard_id: str, mark: int, through: int) -> bool:
         entry = manifest.index(INDEX_NAME)
         if entry is not None and decode_details(entry.details).compacted.get(shard_id, 0) > mark:
             return True
-        if entry is None and _begins_anew(_transaction_of(base.location, manifest)):
+        if entry is None and _begins_anew(transaction_of(base.location, manifest)):
             return False
     return False
 
@@ -145,7 +144,7 @@ def held_marks(location: Location, version: int) -> Held:
             break
         try:
             manifest = parse_lance_manifest(data)
-            transaction = _transaction_of(location, manifest)
+            transaction = transaction_of(location, manifest)
         except (CorruptDataError, UnsupportedFormatError):
             break
         entry = manifest.index(INDEX_NAME)
@@ -157,18 +156,6 @@ def held_marks(location: Location, version: int) -> Held:
             return Held({}, version)
         version = min(version - 1, version if transaction.restores is None else transaction.restores)
     return Held()
-
-
-def _transaction_of(location: Location, manifest: LanceManifest) -> LanceTransaction | None:
-    """What made this version; None if it does not say."""
-    if manifest.transaction is not None:
-        return parse_transaction(manifest.transaction)
-    if manifest.transaction_file is None:
-        return None
-    try:
-        return parse_transaction(location.store.get(transaction_path(manifest.transaction_file)))
-    except ObjectNotFoundError:
-        return None
 
 
 def _manifest_bytes(location: Location, version: int) -> bytes | None:

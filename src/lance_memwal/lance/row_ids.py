@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from lance_memwal.lance import wire
 
-__all__ = ["RowIds"]
-
 _Numbers = npt.NDArray[np.uint64]
 _FEW_RANGES, _ROWS_PER_RANGE = 64, 8  # many short ranges cost more than a list
 

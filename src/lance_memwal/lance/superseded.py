@@ -24,8 +24,6 @@ from lance_memwal.rows.keys import KeySet, key_array, one_array
 from lance_memwal.rows.sql import in_list
 from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
-__all__ = ["replaced_rows", "stable_ids"]
-
 _CREATED = "_row_created_at_version"
 _OFFSET_BITS = np.uint64(32)
 _OFFSET = np.uint64((1 << 32) - 1)
@@ -39,12 +37,18 @@ class Keys(Protocol):
     """Keys that rows are compared with: how many there are at most, all of them, and which rows have one."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """At least the number of keys."""
+        ...
 
     @property
-    def keys(self) -> pa.Array: ...
+    def keys(self) -> pa.Array:
+        """All keys."""
+        ...
 
-    def of_rows(self, rows: pa.Table | pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.bool_]: ...
+    def of_rows(self, rows: pa.Table | pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Which rows have one of the keys."""
+        ...
 
 
 _Offsets = npt.NDArray[np.uint32]

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lance_memwal.arguments import digits_of
+from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance import wire
+from lance_memwal.lance.manifest import LanceManifest
+from lance_memwal.store.location import Location
 from lance_memwal.store.paths import check_file_name
 from lance_memwal.types import shard_id_of
-
-__all__ = ["TRANSACTIONS_DIR", "UPDATE", "LanceTransaction", "parse_transaction", "read_version_of", "transaction_path"]
 
 TRANSACTIONS_DIR = "_transactions"
 UPDATE = 108  # the operation that adds and changes fragments and marks generations
@@ -53,6 +54,18 @@ def parse_transaction(data: bytes) -> LanceTransaction:
         restores=wire.Message(message.data(_RESTORE)).number(1) if message.has(_RESTORE) else None,
         marks=dict(_mark(item) for item in update.all(_UPDATE_MARKS)),
     )
+
+
+def transaction_of(location: Location, manifest: LanceManifest) -> LanceTransaction | None:
+    """The transaction that made this version of the base table; None if the version does not say."""
+    if manifest.transaction is not None:
+        return parse_transaction(manifest.transaction)
+    if manifest.transaction_file is None:
+        return None
+    try:
+        return parse_transaction(location.store.get(transaction_path(manifest.transaction_file)))
+    except ObjectNotFoundError:
+        return None
 
 
 def _mark(data: bytes) -> tuple[str, int]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import lance
 
-__all__ = ["is_compressed", "vector_metric"]
-
 
 def vector_metric(dataset: lance.LanceDataset, name: str) -> str | None:
     """The metric of the vector index `name`, in lower case; None if nothing says it."""

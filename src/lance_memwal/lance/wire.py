@@ -15,19 +15,6 @@ from typing import NamedTuple
 
 from lance_memwal.errors import CorruptDataError
 
-__all__ = [
-    "BYTES",
-    "VARINT",
-    "Field",
-    "Message",
-    "bytes_field",
-    "join",
-    "parse",
-    "varint_field",
-    "varints",
-    "varints_of",
-]
-
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MAX = (1 << 64) - 1
 _FIXED = {FIXED64: 8, FIXED32: 4}

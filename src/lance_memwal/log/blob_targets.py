@@ -26,8 +26,6 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import WalEntry
 
-__all__ = ["TARGET_KEYS", "TARGET_PREFIX", "BlobTarget", "blob_target", "directory_of", "has_blob_target", "with_blobs"]
-
 TARGET_PREFIX = b"mem_wal_target_"
 _GENERATION, _DIRECTORY, _DATA_FILE, _EPOCH, _CAPACITY = TARGET_KEYS = tuple(
     TARGET_PREFIX + name

@@ -16,8 +16,6 @@ from collections.abc import Iterable
 
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["is_published"]
-
 
 def is_published(mark: WalEntry, manifest: ShardManifest, above: Iterable[WalEntry]) -> bool | None:
     """Whether the rows of `mark` are in the table; None if that is not decided yet.

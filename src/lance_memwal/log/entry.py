@@ -32,7 +32,6 @@ import pyarrow.ipc as ipc
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError, reason_of
 from lance_memwal.log.blob_targets import TARGET_KEYS, TARGET_PREFIX
-from lance_memwal.log.checksum import Piece, crc_after, summed
 from lance_memwal.log.footer import (
     FOOTER_BYTES,
     MAGIC,
@@ -51,17 +50,6 @@ from lance_memwal.rows.ipc_frames import asked_bytes, end_of_stream
 from lance_memwal.rows.json_values import encoded, is_json_bytes
 from lance_memwal.rows.validity import validate
 from lance_memwal.types import EntryFooter, WalEntry
-
-__all__ = [
-    "MAX_ENTRY_BYTES",
-    "EntryDecoder",
-    "EntryEncoder",
-    "RowEncoder",
-    "decode_entry",
-    "encode_mark",
-    "encode_sentinel",
-    "unknown_metadata",
-]
 
 MAX_ENTRY_BYTES: Final = 1 << 31
 _ARROW_FILE: Final = b"ARROW1"
@@ -107,16 +95,12 @@ class RowEncoder:
         self._prepared = [i for i, field in enumerate(fields) if is_prepared(field)]
         self.never_fails = not (self._is_read_back or self._json or self._prepared)  # with rows that are validated
 
-    def messages(self, batches: Sequence[pa.RecordBatch], *, ahead: bool = False) -> list[Piece]:
-        """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded.
-
-        `ahead`: by a thread that does not commit; large ones are summed.
-        """
+    def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
+        """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded."""
         try:
             if self._json or self._prepared:
                 batches = self.as_logged(batches)
-            made = self._read_back(batches) if self._is_read_back else map(pa.RecordBatch.serialize, batches)
-            return list(map(summed if ahead else Piece, made))
+            return list(self._read_back(batches) if self._is_read_back else map(pa.RecordBatch.serialize, batches))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
 
@@ -194,17 +178,17 @@ class EntryEncoder:
         sink.write(encode_footer(length, crc, extension))
         return _bounded(sink.getvalue())
 
-    def assemble(self, messages: Sequence[Piece], footer: EntryFooter = PLAIN) -> bytes:
+    def assemble(self, messages: Sequence[pa.Buffer], footer: EntryFooter = PLAIN) -> bytes:
         """The bytes of one entry that holds `messages` of a `RowEncoder` of the same columns."""
         extension = encode_extension(footer)
         crc = self._prefix_crc
         length = len(self._prefix) + len(_END_OF_STREAM)
         for message in messages:
-            crc = crc_after(crc, message)
-            length += message.data.size
+            crc = zlib.crc32(message, crc)
+            length += message.size
         crc = zlib.crc32(_END_OF_STREAM, crc)
         tail = (_END_OF_STREAM, extension, encode_footer(length, crc, extension))
-        return _bounded(b"".join((self._prefix, *(message.data for message in messages), *tail)))
+        return _bounded(b"".join((self._prefix, *messages, *tail)))
 
 
 def _prefix(schema: pa.Schema) -> bytes:

@@ -23,8 +23,6 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["IDLE_SECONDS", "EpochKind", "EpochLook", "look_at_epoch", "silent_seconds"]
-
 IDLE_SECONDS = 60.0
 """Nobody seems to write a shard in which nothing happened for so long."""
 

@@ -15,16 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
-from lance_memwal.errors import ConflictError, CorruptDataError
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.errors import CorruptDataError
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records, is_count
+from lance_memwal.store.sequenced import Record, Records, is_count, update
 
-__all__ = ["Floor"]
-
-_MAX_TRIES = 64
-_BACK_OFF = BackOff(0.005, 0.25)
 _NUMBERS = ("position", "manifest", "announced")
 _NOTHING = Record(0, {"position": 0})
 
@@ -61,16 +57,13 @@ class Floor:
         self._raise({"position": position})
 
     def _raise(self, wanted: Mapping[str, int]) -> None:
-        for attempt in range(_MAX_TRIES):
-            newest = self._records.newest() or _NOTHING
+        def raised(newest: Record) -> Record:
             known = {key: self._number(newest, key) for key in _NUMBERS}
-            raised = {key: max(known[key], wanted.get(key, 0)) for key in _NUMBERS}
-            if raised == known:
-                return
-            if self._records.create(newest.number + 1, {**raised, "by": self._clock.uuid4()}):
-                return
-            _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"others raise the floor below {self._records.directory} all the time; retry")
+            numbers = {key: max(known[key], wanted.get(key, 0)) for key in _NUMBERS}
+            return newest if numbers == known else Record(newest.number + 1, {**numbers, "by": self._clock.uuid4()})
+
+        records = self._records
+        update(records.directory, lambda: records.newest() or _NOTHING, raised, records.create, clock=self._clock)
 
     def _newest(self) -> Record:
         numbers = self._records.numbers()

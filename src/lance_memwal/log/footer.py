@@ -19,29 +19,10 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.rows.digest import is_digest
-from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction
-
-__all__ = [
-    "FOOTER_BYTES",
-    "MAGIC",
-    "MAX_U64",
-    "PLAIN",
-    "MalformedError",
-    "checksum_damage",
-    "decode_footer",
-    "encode_extension",
-    "encode_footer",
-    "parse_seen",
-    "refusal",
-    "seen_to_json",
-    "split",
-]
+from lance_memwal.types import BaseMark, EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction
 
 FOOTER_BYTES: Final = 28
 MAGIC: Final = b"MWALEND1"
@@ -50,14 +31,15 @@ PLAIN: Final = EntryFooter()
 _FOOTER: Final = struct.Struct("<QII")
 _CRC: Final = struct.Struct("<I")
 _MAX_EXTENSION_BYTES: Final = 64 << 20
-_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk", "joint", "digests"})
+_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "seen", "seal", "bulk", "joint", "base", "fragments"})
+_IGNORED_KEYS: Final = frozenset({"delta", "digests"})  # written by earlier versions
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
-_USUAL: Final = re.compile(rb'\{"t":"([0-9a-f]{8})","ms":(0|[1-9][0-9]{0,17})\}')  # the extension of most puts
-_MOST_USUAL_BYTES: Final = 48
-_NOTHING_MORE: Final = PLAIN[2:]  # beside the table and the time
+_NUMBER: Final = rb"(0|[1-9][0-9]{0,17})"
+# the extension of most puts
+_USUAL: Final = re.compile(rb'\{"t":"([0-9a-f]{8})","ms":%b,"base":%b,"fragments":%b\}' % (_NUMBER, _NUMBER, _NUMBER))
+_MAX_USUAL_BYTES: Final = 103
+_NOTHING_MORE: Final = PLAIN[2:-1]  # except for the table, the time and the base version
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
-
-Digests: TypeAlias = Mapping[str, tuple[tuple[int, str | None], ...]]
 
 
 class MalformedError(Exception):
@@ -75,20 +57,24 @@ def encode_footer(stream_length: int, stream_crc: int, extension: bytes) -> byte
 
 def encode_extension(footer: EntryFooter) -> bytes:
     """The JSON of a footer; nothing if it says nothing."""
-    table, written_ms = footer.table, footer.written_ms
-    if footer[2:] == _NOTHING_MORE and table is not None and written_ms is not None:  # most puts: the same, faster
-        return b'{"t":"%s","ms":%d}' % (table.encode(), written_ms)
+    table, written_ms, base = footer.table, footer.written_ms, footer.base
+    if footer[2:-1] == _NOTHING_MORE and table is not None and written_ms is not None and base is not None:
+        version, fragments = base
+        if fragments is not None:  # most puts: the same, faster
+            return b'{"t":"%s","ms":%d,"base":%d,"fragments":%d}' % (table.encode(), written_ms, version, fragments)
     value: dict[str, Any] = {}
     if footer.table is not None:
         value["t"] = footer.table
     if footer.written_ms is not None:
         value["ms"] = footer.written_ms
+    if footer.base is not None:
+        value["base"] = footer.base.version
+        if footer.base.fragments is not None:
+            value["fragments"] = footer.base.fragments
     if footer.txns:
         value["txns"] = [[t.txn.app, t.txn.version, t.txn.query, t.first_row, t.num_rows] for t in footer.txns]
     if footer.seen is not None:
         value["seen"] = seen_to_json(footer.seen)
-    if footer.delta is not None:
-        value["delta"] = seen_to_json(footer.delta)
     if footer.seal is not None:
         value["seal"] = footer.seal
     if footer.bulk is not None:
@@ -97,28 +83,12 @@ def encode_extension(footer: EntryFooter) -> bytes:
         value["bulk"] = {"generation": bulk.generation, "path": bulk.path, "sizes": sizes}
     if footer.joint:
         value["joint"] = True
-    digests = _digests_of(footer)
-    if digests:
-        value["digests"] = digests
     if not value:
         return b""
     data = _to_json(value).encode()  # ASCII: any text that JSON can hold comes back unchanged
     if len(data) > _MAX_EXTENSION_BYTES:
         raise InvalidInputError(f"the transaction map is too large: {len(data)} bytes, at most {_MAX_EXTENSION_BYTES}")
     return data
-
-
-def _digests_of(footer: EntryFooter) -> dict[str, list[list[Any]]]:
-    """By application, [version, digest] of its transactions in the map and in this entry; ascending versions."""
-    found: dict[str, list[list[Any]]] = {}
-    for seen in (footer.seen, footer.delta):
-        for app, item in (seen or {}).items():
-            if item.digests:
-                found[app] = [list(pair) for pair in item.digests]
-    for entry in footer.txns:
-        if entry.txn.digest is not None:
-            found.setdefault(entry.txn.app, []).append([entry.txn.version, entry.txn.digest])
-    return dict(sorted(found.items()))
 
 
 def seen_to_json(seen: SeenMap) -> dict[str, list[Any]]:
@@ -193,8 +163,8 @@ def _extension(data: bytes, extension_length: int) -> EntryFooter:
         return PLAIN
     end = len(data) - FOOTER_BYTES
     text = memoryview(data)[end - extension_length : end]
-    if extension_length <= _MOST_USUAL_BYTES and (usual := _USUAL.fullmatch(text)) is not None:
-        return EntryFooter(usual[1].decode(), int(usual[2]))
+    if extension_length <= _MAX_USUAL_BYTES and (usual := _USUAL.fullmatch(text)) is not None:
+        return EntryFooter(usual[1].decode(), int(usual[2]), base=BaseMark(int(usual[3]), int(usual[4])))
     try:
         value = json.loads(bytes(text))
     except (ValueError, RecursionError) as error:
@@ -206,33 +176,27 @@ def _extension(data: bytes, extension_length: int) -> EntryFooter:
 
 def _parse_footer(value: dict[str, Any]) -> EntryFooter:
     table, written_ms, seal = value.get("t"), value.get("ms"), value.get("seal")
+    base, fragments = value.get("base"), value.get("fragments")
     if not (table is None or (isinstance(table, str) and _TABLE_TAG.fullmatch(table) is not None)):
         raise MalformedError("the extension's table is malformed")
-    if not all(number is None or _is_u64(number) for number in (written_ms, seal)):
+    if not all(number is None or _is_u64(number) for number in (written_ms, seal, base, fragments)):
         raise MalformedError("a number of the extension is malformed")
     if not isinstance(value.get("joint", False), bool):
         raise MalformedError("the extension's kind of epoch is malformed")
-    digests = _parse_digests(value.get("digests"))
     return EntryFooter(
         table=table,
         written_ms=written_ms,
-        txns=tuple(_with_digest(item, digests) for item in _parse_txns(value)),
-        seen=_with_digests(_parse_seen(value["seen"]), digests) if value.get("seen") is not None else None,
-        delta=_with_digests(_parse_seen(value["delta"]), digests) if value.get("delta") is not None else None,
+        txns=_parse_txns(value),
+        seen=_parse_seen(value["seen"]) if value.get("seen") is not None else None,
         seal=seal,
         bulk=_parse_bulk(value["bulk"]) if value.get("bulk") is not None else None,
         joint=value.get("joint", False),
-        unknown=tuple(sorted(value.keys() - _KNOWN_KEYS)),
+        unknown=tuple(sorted(value.keys() - _KNOWN_KEYS - _IGNORED_KEYS)),
+        base=None if base is None else BaseMark(base, fragments),
     )
 
 
 def _parse_txns(value: dict[str, Any]) -> tuple[EntryTransaction, ...]:
-    """The transactions of an entry: a list, or the single one of the first layout, which is all of its rows."""
-    if value.get("txn") is not None:
-        single = value["txn"]
-        if not isinstance(single, dict):
-            raise MalformedError("the extension's transaction is malformed")
-        return (_parse_txn([single.get("app"), single.get("version"), single.get("query"), 0, None]),)
     items = value.get("txns")
     if items is None:
         return ()
@@ -248,37 +212,6 @@ def _parse_txn(value: Any) -> EntryTransaction:
         if named and _is_u64(first_row) and (num_rows is None or _is_u64(num_rows)):
             return EntryTransaction(Transaction(app, version, query), first_row, num_rows)
     raise MalformedError("the extension's transaction is malformed")
-
-
-def _parse_digests(value: Any) -> Digests:
-    if value is None:
-        return {}
-    if isinstance(value, dict) and all(
-        isinstance(item, list) and all(map(_is_numbered_digest, item)) for item in value.values()
-    ):
-        return {app: tuple((version, digest) for version, digest in item) for app, item in value.items()}
-    raise MalformedError("the extension's digests are malformed")
-
-
-def _is_numbered_digest(value: Any) -> bool:
-    return (
-        isinstance(value, list) and len(value) == 2 and _is_u64(value[0]) and (value[1] is None or is_digest(value[1]))
-    )
-
-
-def _with_digest(item: EntryTransaction, digests: Digests) -> EntryTransaction:
-    found = dict(digests.get(item.txn.app, ())).get(item.txn.version)
-    return item if found is None else replace(item, txn=replace(item.txn, digest=found))
-
-
-def _with_digests(seen: SeenMap, digests: Digests) -> SeenMap:
-    """The map with the digests up to the version of each application: a later one is of the entry itself."""
-    if not digests:
-        return seen
-    return {
-        app: replace(item, digests=tuple(pair for pair in digests.get(app, ()) if pair[0] <= item.version))
-        for app, item in seen.items()
-    }
 
 
 def _parse_bulk(value: Any) -> SsTable:
@@ -301,14 +234,6 @@ def _parse_seen(value: Any) -> SeenMap:
             raise MalformedError("the extension's map is malformed")
         seen[app] = SeenTransaction(version, written_ms, query)
     return seen
-
-
-def parse_seen(value: Any, *, path: str | None = None) -> SeenMap:
-    """The transaction map in a decoded JSON value, or `CorruptDataError`."""
-    try:
-        return _parse_seen(value)
-    except MalformedError as error:
-        raise CorruptDataError(f"transaction map is corrupt: {error}", path=path) from None
 
 
 def _is_u64(value: Any) -> TypeGuard[int]:

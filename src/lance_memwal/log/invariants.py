@@ -17,8 +17,6 @@ I-10 A SEALED shard becomes ACTIVE again (the drop that sealed it was aborted) o
      the status is a known one.
 I-11 The first manifest is blank: epoch 0 or 1, cursor 0, generation 1, no SSTables, ACTIVE.
 I-12 Fields of a newer version stay as they are. (Those of SSTables: I-8.)
-I-13 A repair may list generations again that were trimmed (`check_relisting`): all of them below the lowest listed one,
-     without a gap up to it, and nothing else changes.
 
 A breach is our own bug or a caller's bad function: `InvalidInputError`, and nothing has been written.
 """
@@ -30,8 +28,6 @@ from dataclasses import replace
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.store.paths import parse_sstable_name
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id
-
-__all__ = ["check_manifest_transition", "check_relisting"]
 
 
 def check_manifest_transition(old: ShardManifest | None, new: ShardManifest) -> None:
@@ -52,22 +48,6 @@ def check_manifest_transition(old: ShardManifest | None, new: ShardManifest) -> 
     _require(not opened or alone, "I-10", "a commit that opens a sealed shard again must change nothing else")
     added = _check_sstables(old, new)
     _check_positions(old, new, bool(added))
-
-
-def check_relisting(old: ShardManifest | None, new: ShardManifest) -> None:
-    """Return only if `new` may follow `old` by listing trimmed generations again (I-13), else raise."""
-    if old is None:
-        raise InvalidInputError("manifest commit refused, rule I-13: there is no list to add to")
-    _require(new.version == old.version + 1, "I-1", f"version {new.version} cannot follow {old.version}")
-    added = new.sstables[: len(new.sstables) - len(old.sstables)]
-    _require(new == replace(old, version=new.version, sstables=(*added, *old.sstables)), "I-13", "more is changed")
-    end = old.unlisted_mark + 1
-    wanted = list(range(end - len(added), end))
-    _require(bool(added) and wanted[0] >= 1, "I-13", "there is nothing to list again")
-    _require([s.generation for s in added] == wanted, "I-13", f"the generations that are due are {wanted}")
-    for sstable in added:
-        well_formed = parse_sstable_name(sstable.path) == sstable.generation
-        _require(well_formed, "I-9", f"path {sstable.path[:80]!r} does not fit generation {sstable.generation}")
 
 
 def _require(holds: bool, rule: str, text: str) -> None:

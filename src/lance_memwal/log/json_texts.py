@@ -21,8 +21,6 @@ from lance_memwal.rows.json_values import decoded, holds_json, is_json_bytes, te
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import WalEntry
 
-__all__ = ["with_texts"]
-
 _AT_ONCE = 512
 _AT_ONCE_BYTES = 1 << 20
 _Item: TypeAlias = tuple[int, WalEntry]

@@ -22,12 +22,14 @@ Owns `ShardManifestStore`. Invariants:
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
 from lance_memwal.arguments import check_callable, check_number
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import (
     ConflictError,
     CorruptDataError,
@@ -44,19 +46,16 @@ from lance_memwal.log.invariants import check_manifest_transition
 from lance_memwal.log.manifest_codec import decode_manifest, encode_hint, encode_manifest, unknown_fields
 from lance_memwal.process.turns import TURN_SECONDS, turn_of
 from lance_memwal.store import paths
+from lance_memwal.store.check import read_checked
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectMeta, PutResult
+from lance_memwal.store.sequenced import read_newest, update
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id
 
-__all__ = ["ManifestUpdate", "ShardManifestStore", "with_generation"]
-
 _LOG = logging.getLogger(__name__)
-_MAX_TRIES = 64
 _MANY_VERSIONS = 64  # to list them takes longer than two small requests
-_BACK_OFF = BackOff(0.005, 0.25)
 
 ManifestUpdate = Callable[[ShardManifest], ShardManifest]
-ManifestCheck = Callable[[ShardManifest | None, ShardManifest], None]
 
 
 def with_generation(latest: ShardManifest, sstable: SsTable, covered_position: int) -> ShardManifest:
@@ -87,7 +86,7 @@ class ShardManifestStore:
     def __init__(
         self,
         uri: str | Location,
-        shard_id: str,
+        shard_id: str | uuid.UUID,
         *,
         scan_batch_size: int = 2,
         storage_options: Mapping[str, str] | None = None,
@@ -98,7 +97,7 @@ class ShardManifestStore:
         check_number("scan_batch_size", scan_batch_size, least=1)
         self.location = resolve(uri, storage_options)
         self.shard_id = check_shard_id(shard_id)
-        self._directory = paths.manifest_dir(shard_id)
+        self._directory = paths.manifest_dir(self.shard_id)
         self.scan_batch_size = scan_batch_size
         self._fsync = fsync
         self._clock = clock
@@ -106,7 +105,7 @@ class ShardManifestStore:
         self._decoded: tuple[bytes, ShardManifest] | None = None  # the digest of bytes, and what they mean
         self._sighting: _Sighting | None = None
         self._listed = 0  # names, in the last listing
-        self._turn = turn_of(("manifest", self.location.key, shard_id), clock)
+        self._turn = turn_of(("manifest", self.location.key, self.shard_id), clock)
 
     def __repr__(self) -> str:
         return f"ShardManifestStore({self.location.describe()!r}, shard_id={self.shard_id!r})"
@@ -135,6 +134,11 @@ class ShardManifestStore:
         is_newest = self._is_unmoved(sighting) if sighting.is_trusted else self.list_versions()[-1:] == [version]
         self._sighting = replace(sighting, is_trusted=True) if is_newest else None
         return is_newest
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many versions were listed that two small requests answer faster than a listing."""
+        return self._listed > _MANY_VERSIONS
 
     @property
     def sighted(self) -> ObjectMeta | None:
@@ -200,7 +204,7 @@ class ShardManifestStore:
         if known is not None:
             return known
         latest = self.read_latest()
-        if latest is not None and self._listed > _MANY_VERSIONS:
+        if latest is not None and self.is_crowded:
             sighting = self._sighting
             if sighting is None or sighting.manifest is not latest:
                 self.sight(latest)
@@ -225,21 +229,17 @@ class ShardManifestStore:
         self._last_read = manifest
         return manifest
 
+    def _read_to_commit(self) -> ShardManifest | None:
+        """The newest version, read twice. The first time the process also checks the store, at the same time."""
+        return read_checked(self.location, partial(self._read_newest, self._read_twice), self._clock)
+
     def _read_newest(self, read: Callable[[int], ShardManifest]) -> ShardManifest | None:
-        for attempt in range(_MAX_TRIES):
-            versions = self.list_versions()
-            if not versions:
-                return None
-            try:
-                return read(versions[-1])
-            except ObjectNotFoundError:  # collected between the listing and the read: something newer exists
-                _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"the manifest of shard {self.shard_id} changes faster than it can be read; retry")
+        return read_newest(self._directory, self.list_versions, read, self._clock)
 
     def check_fenced(self, epoch: int) -> ShardManifest:
         """The newest manifest, or `FencedError` if it carries a higher epoch than `epoch`."""
         check_number("epoch", epoch)
-        latest = self._trusted() or self._read_newest(self._read_twice)
+        latest = self._trusted() or self._read_to_commit()
         if latest is None:
             raise CorruptDataError("the shard has no manifest", path=paths.manifest_dir(self.shard_id))
         if latest.writer_epoch > epoch:
@@ -255,25 +255,20 @@ class ShardManifestStore:
     def claim_epoch(self, spec_id: int = 0) -> tuple[int, ShardManifest]:
         """Own the shard: a new epoch, above every epoch claimed before, and the manifest that carries it."""
         check_number("spec_id", spec_id, most=(1 << 32) - 1)
-        for attempt in range(_MAX_TRIES):
-            latest = self._read_newest(self._read_twice)
-            claimed = self._next_claim(latest, spec_id)
-            check_manifest_transition(latest, claimed)
-            if self._create(claimed, make_directory=True) is PutResult.CREATED and self.is_newest(claimed.version):
-                self._last_read = claimed
-                self._write_hint(claimed.version)
-                _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
-                return claimed.writer_epoch, claimed
-            _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"shard {self.shard_id} is claimed by others faster than by us; retry")
+        next_claim, create = partial(self._next_claim, spec_id), partial(self._is_created, make_directory=True)
+        claimed = update(self._directory, self._read_to_commit, next_claim, create, clock=self._clock)
+        _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
+        return claimed.writer_epoch, claimed
 
-    def _next_claim(self, latest: ShardManifest | None, spec_id: int) -> ShardManifest:
-        if latest is None:
-            return ShardManifest(version=1, shard_id=self.shard_id, shard_spec_id=spec_id, writer_epoch=1)
-        self._refuse_unknown(latest)
-        if latest.status is ShardStatus.SEALED:
-            raise InvalidInputError(f"shard {self.shard_id} is sealed and takes no writer; write to another shard")
-        return replace(latest, version=latest.version + 1, writer_epoch=latest.writer_epoch + 1)
+    def _next_claim(self, spec_id: int, latest: ShardManifest | None) -> ShardManifest:
+        claimed = ShardManifest(version=1, shard_id=self.shard_id, shard_spec_id=spec_id, writer_epoch=1)
+        if latest is not None:
+            self._refuse_unknown(latest)
+            if latest.status is ShardStatus.SEALED:
+                raise InvalidInputError(f"shard {self.shard_id} is sealed and takes no writer; write to another shard")
+            claimed = replace(latest, version=latest.version + 1, writer_epoch=latest.writer_epoch + 1)
+        check_manifest_transition(latest, claimed)
+        return claimed
 
     def commit_update(
         self, epoch: int, fn: ManifestUpdate, *, landed: Callable[[ShardManifest], bool] | None = None
@@ -287,28 +282,24 @@ class ShardManifestStore:
         check_callable("fn", fn)
         return self._commit(fn, epoch, landed)
 
-    def commit_maintenance(
-        self,
-        fn: ManifestUpdate,
-        *,
-        landed: Callable[[ShardManifest], bool] | None = None,
-        check: ManifestCheck = check_manifest_transition,
-    ) -> ShardManifest:
-        """Like `commit_update` under whatever epoch owns the shard: for compaction and repair, which fence nobody.
-
-        `check` is the rule for what `fn` may change.
-        """
-        return self._commit(fn, None, landed, check)
+    def commit_maintenance(self, fn: ManifestUpdate) -> ShardManifest:
+        """Like `commit_update`, under the current epoch of the shard: for compaction, which fences no writer."""
+        return self._commit(fn, None, None)
 
     def _commit(
-        self,
-        fn: ManifestUpdate,
-        epoch: int | None,
-        landed: Callable[[ShardManifest], bool] | None,
-        check: ManifestCheck = check_manifest_transition,
+        self, fn: ManifestUpdate, epoch: int | None, landed: Callable[[ShardManifest], bool] | None
     ) -> ShardManifest:
+        def next_version(latest: ShardManifest) -> ShardManifest:
+            updated = fn(latest)
+            if updated is not latest:
+                check_manifest_transition(latest, updated)
+                if updated.writer_epoch != latest.writer_epoch:
+                    raise InvalidInputError("an update cannot raise the epoch; claim_epoch does that")
+            return updated
+
+        newest, find = partial(self._latest_of_epoch, epoch), partial(self._find_landed, landed)
         with self._turn.taken(TURN_SECONDS, self._crowded):
-            return self._commit_in_turn(fn, epoch, landed, check)
+            return update(self._directory, newest, next_version, self._is_created, find, self._clock)
 
     def _crowded(self) -> ConflictError:
         return ConflictError(
@@ -316,31 +307,15 @@ class ShardManifestStore:
             f"{TURN_SECONDS:g} s; retry"
         )
 
-    def _commit_in_turn(
-        self,
-        fn: ManifestUpdate,
-        epoch: int | None,
-        landed: Callable[[ShardManifest], bool] | None,
-        check: ManifestCheck,
-    ) -> ShardManifest:
-        for attempt in range(_MAX_TRIES):
-            latest = self._latest_of_epoch(epoch)
-            updated = fn(latest)
-            if updated is latest:
-                return latest
-            check(latest, updated)
-            if updated.writer_epoch != latest.writer_epoch:
-                raise InvalidInputError("an update cannot raise the epoch; claim_epoch does that")
-            if self._create(updated) is PutResult.CREATED and self.is_newest(updated.version):
-                self._last_read = updated
-                self._write_hint(updated.version)
-                return updated
-            newest = self.read_latest()  # an "exists" may be the answer to an attempt of ours that was lost
-            if newest is not None and self._holds(newest, updated, landed):
-                self._write_hint(newest.version)
-                return newest
-            _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"the manifest of shard {self.shard_id} is contended; retry")
+    def _find_landed(
+        self, landed: Callable[[ShardManifest], bool] | None, updated: ShardManifest
+    ) -> ShardManifest | None:
+        """The newest version if it has the change of `updated`, whose create may have succeeded without an answer."""
+        newest = self.read_latest()
+        if newest is None or not self._holds(newest, updated, landed):
+            return None
+        self._write_hint(newest.version)
+        return newest
 
     def _holds(
         self, newest: ShardManifest, updated: ShardManifest, landed: Callable[[ShardManifest], bool] | None
@@ -356,7 +331,7 @@ class ShardManifestStore:
         return ours == updated
 
     def _latest_of_epoch(self, epoch: int | None) -> ShardManifest:
-        latest = self._read_newest(self._read_twice)
+        latest = self._read_to_commit()
         if latest is None:
             raise InvalidInputError(f"shard {self.shard_id} has no manifest to update; claim it first")
         if epoch is not None and latest.writer_epoch > epoch:
@@ -376,15 +351,19 @@ class ShardManifestStore:
                 path=paths.manifest_path(self.shard_id, manifest.version),
             )
 
-    def _create(self, manifest: ShardManifest, *, make_directory: bool = False) -> PutResult | None:
-        """Create this version; None if somebody else's bytes are there, or the directory is gone with its table."""
+    def _is_created(self, manifest: ShardManifest, *, make_directory: bool = False) -> bool:
+        """Create this version; whether this call did, and it is the newest. False if the directory is gone with its table."""
         path, data = paths.manifest_path(self.shard_id, manifest.version), encode_manifest(manifest)
         try:
             created = self.location.store.put_new(path, data, sync=self._fsync, make_directory=make_directory)
         except (ObjectExistsError, DirectoryNotFoundError):
-            return None
+            return False
         self._decoded = sha256(data).digest(), manifest
-        return created
+        if created is not PutResult.CREATED or not self.is_newest(manifest.version):
+            return False
+        self._last_read = manifest
+        self._write_hint(manifest.version)
+        return True
 
     def _write_hint(self, version: int) -> None:
         try:

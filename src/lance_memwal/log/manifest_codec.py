@@ -31,8 +31,6 @@ from lance_memwal.lance.proto.bounded import parse_message
 from lance_memwal.store import paths
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id, shard_id_of
 
-__all__ = ["MAX_MANIFEST_BYTES", "decode_manifest", "encode_hint", "encode_manifest", "unknown_fields"]
-
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 
 

@@ -22,26 +22,10 @@ from lance_memwal.errors import CorruptDataError, ObjectNotFoundError
 from lance_memwal.log.blob_targets import with_blobs
 from lance_memwal.log.entry import EntryDecoder, decode_entry
 from lance_memwal.log.footer import decode_footer
-from lance_memwal.log.transactions import ShardTime, TransactionMap, is_whole, maps_beside, newest_of
+from lance_memwal.log.transactions import ShardTime, TransactionMap, is_whole
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import EntryFooter, ShardManifest, WalEntry
-
-__all__ = [
-    "is_missing",
-    "list_positions",
-    "own_end",
-    "read_next",
-    "read_run",
-    "read_tail",
-    "read_transactions",
-    "shard_transactions",
-    "tags_of",
-    "tail_end",
-    "tail_positions",
-    "written_ms",
-    "written_ms_at",
-]
 
 _TAIL_BYTES = 64 * 1024
 _READ_AHEAD = 8
@@ -123,14 +107,17 @@ def is_missing(location: Location, error: CorruptDataError) -> bool:
     return False
 
 
-def read_next(location: Location, shard_id: str, start: int, most: int, *, tag: str | None) -> Iterator[WalEntry]:
-    """The entries from `start` on, up to one that is not there now or to `most` of them; nothing is said of those above."""
+def read_next(
+    location: Location, shard_id: str, start: int, most: int, *, tag: str | None, at_once: int = 1
+) -> Iterator[WalEntry]:
+    """At most `most` entries from `start` on, up to the first missing position. Entries above it may exist.
+
+    `at_once` requests run at the same time on an object store.
+    """
     decoder = EntryDecoder()
-    for position in range(start, start + most):
-        path = paths.wal_entry_path(shard_id, position)
-        try:
-            data = location.store.get(path)
-        except ObjectNotFoundError:
+    found = _fetch(location, shard_id, start, start + most, at_once)
+    for position, (path, data) in zip(range(start, start + most), found, strict=False):
+        if data is None:
             return
         yield _as_ours(location, shard_id, decoder.decode(data, position, path=path), tag)
 
@@ -169,7 +156,9 @@ def _goes_on(location: Location, shard_id: str, position: int, end: int, tag: st
     return not above or bool(own_end(location, shard_id, above, tag))
 
 
-def _fetch(location: Location, shard_id: str, start: int, end: int) -> Iterator[tuple[str, bytes | None]]:
+def _fetch(
+    location: Location, shard_id: str, start: int, end: int, at_once: int = _READ_AHEAD
+) -> Iterator[tuple[str, bytes | None]]:
     """The path of each position, and what is there."""
     directory = paths.wal_dir(shard_id)
 
@@ -180,25 +169,10 @@ def _fetch(location: Location, shard_id: str, start: int, end: int) -> Iterator[
         except ObjectNotFoundError:
             return path, None
 
-    return in_order(read, range(start, end), location.at_once(_READ_AHEAD), "memwal-read-ahead")
+    return in_order(read, range(start, end), location.at_once(at_once), "memwal-read-ahead")
 
 
 # -------------------------------------------------------------------------------------------------- its transactions
-
-
-def shard_transactions(
-    location: Location,
-    manifest: ShardManifest,
-    positions: list[int],
-    clock: Clock = SYSTEM_CLOCK,
-    *,
-    tag: str | None = None,
-    footers: Footers = _NO_FOOTERS,
-) -> TransactionMap:
-    """All transactions of a shard: those of `read_transactions`, and those beside the listed generations, if there are any."""
-    known = read_transactions(location, manifest, positions, clock, tag=tag, footers=footers)
-    known.merge(maps_beside(known, location, manifest))
-    return known
 
 
 def read_transactions(
@@ -216,7 +190,7 @@ def read_transactions(
     were listed: a bulk mark that it has not reached does not count. `footers` are those that were read already.
     """
     newest = _newest_footers(location, manifest.shard_id, positions, tag, footers)
-    newest_ms = max((footer.written_ms or newest_of(footer.seen or {}) for _, footer in newest), default=0)
+    newest_ms = max((footer.written_ms or 0 for _, footer in newest), default=0)
     known = TransactionMap({}, ShardTime(clock, newest_ms))
     for position, footer in reversed(newest):
         known.take(footer, decided=position <= manifest.replay_after_wal_entry_position)

@@ -1,20 +1,20 @@
 """Which shards a table has on storage, and the newest manifest of each.
 
-Owns `list_shards` and `newest_manifests`. Invariants: a name that is no shard id (staging, stray files) is no shard; a
-shard without a manifest has nothing published.
+Entry points: `list_shards`, `newest_manifests`, `sstable_sizes`. Invariants: a name that is no shard id (staging, stray files)
+is not a shard; a shard without a manifest has nothing published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
+from lance_memwal.store.port import ObjectMeta
 from lance_memwal.types import ShardManifest, is_shard_id
-
-__all__ = ["list_shards", "newest_manifests"]
 
 
 def list_shards(location: Location, only: Collection[str] | None = None) -> list[str]:
@@ -26,6 +26,15 @@ def list_shards(location: Location, only: Collection[str] | None = None) -> list
     if unknown:
         raise InvalidInputError(f"the table has no shard {unknown[0]!r}")
     return sorted(set(only))
+
+
+def sstable_sizes(shard_id: str, objects: Iterable[ObjectMeta]) -> Counter[str]:
+    """Bytes on storage per directory of a shard, by name. An SSTable is a directory; `objects` is a listing of the shard."""
+    below = len(paths.shard_dir(shard_id)) + 1
+    sizes: Counter[str] = Counter()
+    for item in objects:
+        sizes[item.path[below:].partition("/")[0]] += item.size_bytes
+    return sizes
 
 
 def newest_manifests(location: Location, shards: Collection[str] | None = None) -> Iterator[ShardManifest]:

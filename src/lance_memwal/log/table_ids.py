@@ -6,20 +6,14 @@ over their tag, since entries with another tag do not count: adopted shards keep
 
 from __future__ import annotations
 
-from functools import partial
-
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.errors import ConflictError, InvalidInputError
+from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import TAG_DIGITS, BaseTable
 from lance_memwal.lance.details import TABLE_ID_KEY
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions, tags_of, tail_positions
 from lance_memwal.log.shards import list_shards
 from lance_memwal.store.location import Location
-
-__all__ = ["for_writing", "new_table_id"]
-
-_MAX_TRIES = 8
 
 
 def new_table_id(location: Location, clock: Clock = SYSTEM_CLOCK) -> str:
@@ -40,9 +34,8 @@ def new_table_id(location: Location, clock: Clock = SYSTEM_CLOCK) -> str:
 
 def for_writing(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
     """`base`, or the version after it in which a table that another implementation initialised has an id."""
-    for _ in range(_MAX_TRIES):
-        if base.details is None or base.table_id is not None:
-            return base
-        update = partial(base.handle().update_config, {TABLE_ID_KEY: new_table_id(base.location, clock)})
-        base = base.attempt("giving the table an id", update)
-    raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be opened; retry")
+
+    def commit(newest: BaseTable) -> None:
+        newest.handle().update_config({TABLE_ID_KEY: new_table_id(newest.location, clock)})
+
+    return base.commit_until("giving the table an id", commit, lambda b: b.details is None or b.table_id is not None)

@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import ConflictError, CorruptDataError, FencedError, ObjectNotFoundError
+from lance_memwal.errors import CorruptDataError, FencedError, ObjectNotFoundError
 from lance_memwal.log.blob_targets import directory_of, has_blob_target
 from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.log.manifest import ShardManifestStore
@@ -32,22 +32,10 @@ from lance_memwal.log.wal import OpenedLog
 from lance_memwal.rows.dictionaries import Place, SmallDictionaries, small_dictionaries
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
+from lance_memwal.store.sequenced import attempts
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = [
-    "LogRun",
-    "generation_of",
-    "is_reserved",
-    "may_follow",
-    "reserved_directories",
-    "settled",
-    "unflushed",
-    "unflushed_of",
-]
-
 T = TypeVar("T")
-_MAX_TRIES = 64
-_BACK_OFF = BackOff(0.005, 0.16)
 
 
 def generation_of(entry: WalEntry, current: int, newest: int) -> int | None:
@@ -108,7 +96,12 @@ def settled(
     `first` is that manifest, `again` gives it after a lost attempt; None if it is gone then.
     """
     manifest, doubted = first, set[int]()
-    for attempt in range(_MAX_TRIES):
+    for attempt in attempts(f"the log of shard {manifests.shard_id}", clock):
+        if attempt:
+            newest = (again or manifests.read_latest)()
+            if newest is None:
+                return None
+            manifest = newest
         try:
             found = read(manifest)
         except CorruptDataError:  # collection may have passed here since the manifest was read
@@ -118,12 +111,7 @@ def settled(
         else:
             if manifests.is_newest(manifest.version):
                 return found
-        _BACK_OFF.wait(clock, attempt)
-        newest = (again or manifests.read_latest)()
-        if newest is None:
-            return None
-        manifest = newest
-    raise ConflictError(f"shard {manifests.shard_id} changes faster than it can be read; retry")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def unflushed_of(opened: OpenedLog) -> Iterator[tuple[int, WalEntry]]:

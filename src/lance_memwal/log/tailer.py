@@ -9,6 +9,7 @@ Owns `WalTailer`, the reading end for everybody. Invariants:
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from threading import Event
 
@@ -24,8 +25,6 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import WalEntry, check_shard_id
 
-__all__ = ["WalTailer"]
-
 _WAITS_PER_LOOK = 20
 
 
@@ -35,7 +34,7 @@ class WalTailer:
     def __init__(
         self,
         uri: str | Location,
-        shard_id: str,
+        shard_id: str | uuid.UUID,
         *,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -43,7 +42,7 @@ class WalTailer:
         self.location = resolve(uri, storage_options)
         self.shard_id = check_shard_id(shard_id)
         self._clock = clock
-        self._manifests = ShardManifestStore(self.location, shard_id, clock=clock)
+        self._manifests = ShardManifestStore(self.location, self.shard_id, clock=clock)
         self._decoder = EntryDecoder()
         self._base: BaseTable | None = None
 

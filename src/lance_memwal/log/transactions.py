@@ -2,12 +2,10 @@
 
 Owns the rules around the transaction map. Invariants:
 
-1. The map of a shard is the newest whole map in its log, the transactions of that entry and of every entry above it, and
-   the maps beside the listed generations; per application the highest version. A transaction of a bulk mark counts
-   once the cursor has reached the mark. Nobody writes maps beside generations any more: a whole map that says so holds
-   what there was, and they are not looked for (RFC 0033).
-2. An equal version is skipped, a lower one is an error, and so is an old version under another query's application id.
-   Where both have a digest of their rows, one that is skipped must have the digest of the one that is there.
+1. The map of a shard is the newest whole map in its log, and the transactions of that entry and of every entry above it; per
+   application the highest version. A transaction of a bulk marker counts once the cursor has reached the marker.
+2. An equal version is skipped, even if its rows differ. A lower version is an error, unless the same query repeats it. An old
+   version under another query's application id is an error.
 3. An application that was silent for longer than its expiry leaves the map with the next whole one. Silence is measured
    by the time of the shard, which no single reading of a clock moves (`ShardTime`).
 4. The id of a client that repeats its own writes carries the shard time of its birth. One that the map does not know and
@@ -19,53 +17,22 @@ Owns the rules around the transaction map. Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 from lance_memwal.arguments import digits_of
 from lance_memwal.clock import Clock
 from lance_memwal.errors import (
-    CorruptDataError,
     InvalidInputError,
-    ObjectNotFoundError,
-    ReplayMismatchError,
     UnavailableError,
 )
-from lance_memwal.log.footer import parse_seen
-from lance_memwal.rows.digest import is_digest
-from lance_memwal.store import paths
-from lance_memwal.store.location import Location
-from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, ShardManifest, Transaction
-
-__all__ = [
-    "EXPIRY_MS",
-    "KEPT_DIGESTS",
-    "MAX_APPLICATIONS",
-    "MAX_ID_BYTES",
-    "OWN_EXPIRY_MS",
-    "OWN_PREFIX",
-    "ShardTime",
-    "TransactionMap",
-    "as_transaction",
-    "client_id",
-    "is_repeat",
-    "is_whole",
-    "load_generation_maps",
-    "maps_beside",
-    "merge_footer",
-    "merge_seen",
-    "newest_of",
-    "seen_of",
-]
+from lance_memwal.types import BaseMark, EntryFooter, EntryTransaction, SeenMap, SeenTransaction, Transaction
 
 EXPIRY_MS = 30 * 24 * 3600 * 1000
 OWN_PREFIX = "memwal:"  # ids of our own: forwarding clients, appends without a user's transaction
 OWN_EXPIRY_MS = 3600 * 1000
 MAX_ID_BYTES = 512  # of an application or a query, as JSON
 MAX_APPLICATIONS = 10_000
-KEPT_DIGESTS = 8  # of an application: so many versions can be told apart
 _ENTRIES_PER_MAP = 256
-_NOTHING_BESIDE: SeenMap = MappingProxyType({})  # the `delta` of a whole map: the generations have no maps of their own
 _MAX_OWN = 40_000  # with the limits above a map stays below what an extension holds
 
 
@@ -95,7 +62,6 @@ def _is_valid(txn: Transaction) -> bool:
         and not isinstance(txn.version, bool)
         and 0 <= txn.version < 1 << 63
         and (txn.query is None or isinstance(txn.query, str))
-        and (txn.digest is None or is_digest(txn.digest))
     )
 
 
@@ -112,27 +78,7 @@ def is_repeat(txn: Transaction, seen: SeenMap) -> bool:
         raise InvalidInputError(
             f"transaction {txn.app!r} version {txn.version} is older than the shard's version {known.version}"
         )
-    if txn.digest is not None and known.digests:
-        _check_digest(txn, txn.digest, known)
     return True
-
-
-def _check_digest(txn: Transaction, digest: str, known: SeenTransaction) -> None:
-    """Return if the rows of a repeat are those of the first, or if nobody can tell."""
-    kept = dict(known.digests)
-    found = kept.get(txn.version, "")
-    if found is None or found == digest:
-        return
-    is_before = txn.version < known.digests[0][0]
-    if is_before and len(known.digests) < KEPT_DIGESTS:
-        return  # it was written without a digest
-    reason = "it is too old to be compared" if is_before else "with other rows"
-    raise ReplayMismatchError(
-        f"the table has version {txn.version} of {txn.app!r} already, {reason}: a checkpoint was restored, or the source "
-        "gives other rows when it is read again, so that rows would be lost silently. If all of them are in the table, go on "
-        "with the option replayMismatch=skip (needed for sources that are not repeatable); else start the query with a new "
-        "checkpoint, or write with another id"
-    )
 
 
 class ShardTime:
@@ -186,7 +132,7 @@ class TransactionMap:
     Not thread-safe.
     """
 
-    __slots__ = ("_entries_since_map", "_generation", "_seen", "has_all", "leaves_out", "time")
+    __slots__ = ("_entries_since_map", "_generation", "_seen", "leaves_out", "time")
 
     def __init__(self, seen: SeenMap, time: ShardTime) -> None:
         self._seen = dict(seen)
@@ -194,7 +140,6 @@ class TransactionMap:
         self._generation: int | None = None
         self._entries_since_map = 0
         self.leaves_out = False  # whether there was a bulk mark that is not decided
-        self.has_all = False  # whether the newest whole map says that nothing lies beside the log (RFC 0033)
 
     def is_repeat(self, txn: Transaction) -> bool:
         """Whether `txn` was written already; an error if its version is lower than what the shard has."""
@@ -215,8 +160,8 @@ class TransactionMap:
         if len(self._seen) < MAX_APPLICATIONS:
             return
         self._expire()
-        own = sum(map(_is_own, self._seen))
-        count, most = (own, _MAX_OWN) if _is_own(txn.app) else (len(self._seen) - own, MAX_APPLICATIONS)
+        own = sum(map(is_own, self._seen))
+        count, most = (own, _MAX_OWN) if is_own(txn.app) else (len(self._seen) - own, MAX_APPLICATIONS)
         if count >= most:
             raise InvalidInputError(
                 f"the shard knows {count} applications, at most {most}: an id is for a long-lived application that counts "
@@ -241,7 +186,7 @@ class TransactionMap:
 
     def take(self, footer: EntryFooter, generation: int | None = None, *, decided: bool = True) -> None:
         """Know of what an entry of `generation` says (None: it has no rows); `decided`: the cursor has reached it."""
-        if footer.txns or footer.seen or footer.delta:
+        if footer.txns or footer.seen:
             merge_footer(self._seen, footer, decided=decided)
         self.leaves_out = self.leaves_out or (footer.bulk is not None and not decided)
         if footer.written_ms is not None:
@@ -249,27 +194,24 @@ class TransactionMap:
         self._generation = self._generation if generation is None else generation
         self._entries_since_map += 1
         if is_whole(footer):
-            self._entries_since_map, self.has_all = 0, footer.delta is not None
+            self._entries_since_map = 0
 
-    def footer(self, generation: int, txns: tuple[EntryTransaction, ...] = (), table: str | None = None) -> EntryFooter:
-        """The footer of the next entry with rows: the whole map in the first of a generation, and now and then."""
+    def footer(
+        self,
+        generation: int,
+        txns: tuple[EntryTransaction, ...] = (),
+        table: str | None = None,
+        base: BaseMark | None = None,
+    ) -> EntryFooter:
+        """The footer of the next entry with rows. The first entry of a generation, and every 256th, has the whole map."""
         whole = generation != self._generation or self._entries_since_map + 1 >= _ENTRIES_PER_MAP
         if not whole:
-            return EntryFooter(table, self.time.next_ms(), txns)
-        return EntryFooter(table, self.time.next_ms(), txns, self.whole(), _NOTHING_BESIDE)
+            return EntryFooter(table, self.time.next_ms(), txns, base=base)
+        return EntryFooter(table, self.time.next_ms(), txns, self.whole(), base=base)
 
     def mark(self, *, seal: int | None = None, table: str | None = None, joint: bool = False) -> EntryFooter:
         """The footer of an entry without rows: always with the whole map."""
-        written_ms, whole = self.time.next_ms(), self.whole()
-        return EntryFooter(table, written_ms, seen=whole, delta=_NOTHING_BESIDE, seal=seal, joint=joint)
-
-    def covers(self, beside: SeenMap) -> bool:
-        """Whether everything in `beside` that still counts is known here too."""
-        now_ms, seen = self.time.expiry_ms, self._seen
-        return all(
-            (app in seen and seen[app].version >= item.version) or not _is_live(app, item, now_ms)
-            for app, item in beside.items()
-        )
+        return EntryFooter(table, self.time.next_ms(), seen=self.whole(), seal=seal, joint=joint)
 
     def whole(self) -> dict[str, SeenTransaction]:
         """The map without the applications that expired, as a value of its own."""
@@ -287,13 +229,13 @@ def newest_of(seen: SeenMap) -> int:
 
 
 def _expiry_ms(app: str) -> int:
-    return OWN_EXPIRY_MS if _is_own(app) else EXPIRY_MS
+    return OWN_EXPIRY_MS if is_own(app) else EXPIRY_MS
 
 
 def _forgotten_when(app: str) -> str:
     hours = _expiry_ms(app) // (3600 * 1000)
     silent = f"{hours // 24} days" if hours >= 24 else "an hour" if hours == 1 else f"{hours} hours"
-    whose = f"an id that begins with {OWN_PREFIX!r}" if _is_own(app) else "an id"
+    whose = f"an id that begins with {OWN_PREFIX!r}" if is_own(app) else "an id"
     return f"{whose} is forgotten after {silent} of silence"
 
 
@@ -308,37 +250,28 @@ def client_id(uuid: str, born_ms: int) -> str:
 
 def _born_ms(app: str) -> int | None:
     """When (time of the shard) the client of this id was born; None for other ids."""
-    if not _is_own(app):
+    if not is_own(app):
         return None
     return digits_of(app.rpartition("@")[2])
 
 
-def _is_own(app: str) -> bool:
+def is_own(app: str) -> bool:
+    """Whether an id is one that lance-memwal made, not one of the user."""
     return app.startswith(OWN_PREFIX)
 
 
 def is_whole(footer: EntryFooter) -> bool:
-    """Whether the entry carries a whole map. Entries of the first layout (without a time) do: none stands for an empty one."""
-    return footer.seen is not None or footer.written_ms is None
+    """Whether the entry carries a whole map."""
+    return footer.seen is not None
 
 
 def merge_footer(known: dict[str, SeenTransaction], footer: EntryFooter, *, decided: bool = True) -> None:
-    """Add to `known` what an entry says: its map, and its transactions where they count."""
-    for seen in (footer.seen, footer.delta):
-        if seen:
-            _raise_to(known, seen)
+    """Add to `known` the map of an entry, and its transactions where they count."""
+    _raise_to(known, footer.seen or {})
     if footer.bulk is None or decided:
         for item in footer.txns:
             txn = item.txn
-            _raise_to(known, {txn.app: seen_of(txn, footer.written_ms or 0, known.get(txn.app))})
-
-
-def seen_of(txn: Transaction, written_ms: int = 0, before: SeenTransaction | None = None) -> SeenTransaction:
-    """What a map has of an application after its next transaction."""
-    digests = () if before is None else before.digests
-    if digests or txn.digest is not None:
-        digests = (*digests, (txn.version, txn.digest))[-KEPT_DIGESTS:]
-    return SeenTransaction(txn.version, written_ms, txn.query, digests)
+            _raise_to(known, {txn.app: SeenTransaction(txn.version, footer.written_ms or 0, txn.query)})
 
 
 def _raise_to(known: dict[str, SeenTransaction], seen: SeenMap) -> None:
@@ -354,22 +287,3 @@ def merge_seen(maps: Iterable[SeenMap | None]) -> dict[str, SeenTransaction]:
     for seen in maps:
         _raise_to(merged, seen or {})
     return merged
-
-
-def maps_beside(log: TransactionMap, location: Location, manifest: ShardManifest) -> dict[str, SeenTransaction]:
-    """What lies beside the listed generations; nothing where the log says that it has all (RFC 0033)."""
-    return {} if log.has_all else load_generation_maps(location, manifest)
-
-
-def load_generation_maps(location: Location, manifest: ShardManifest) -> dict[str, SeenTransaction]:
-    """The maps beside the listed generations; most generations have none."""
-    found: list[Mapping[str, SeenTransaction]] = []
-    for sstable in manifest.sstables:
-        path = paths.txn_map_path(manifest.shard_id, sstable.path)
-        try:
-            found.append(parse_seen(json.loads(location.store.get(path)), path=path))
-        except ObjectNotFoundError:
-            continue
-        except (ValueError, RecursionError) as error:
-            raise CorruptDataError("transaction map is not JSON", path=path) from error
-    return merge_seen(found)

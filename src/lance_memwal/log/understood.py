@@ -1,7 +1,8 @@
-"""What of a shard this version does not understand, and what follows: it is read with a warning, and not written.
+"""Entries that this version does not understand: they are read with a warning, and their shard is not written.
 
 Owns `KnownColumns`, `warn_unknown` and `refuse_unknown`. A newer version may add columns, footer keys or metadata whose
-meaning we cannot guess: rows can be shown, but whoever claims and flushes the shard would drop them. Invariants:
+meaning we cannot guess: rows can be shown, but a writer that claims and flushes the shard would drop them. The same holds for
+undecided columns (RFC 0036). Invariants:
 
 1. A column is known if the table has it, or had it: by field id, or by name in an entry without ids. The history is that
    of the retained versions of the base table: Lance gives ids in order, so an id up to the largest one was a column.
@@ -14,18 +15,19 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lance_memwal.errors import MemWalError, UnsupportedFormatError
+import pyarrow as pa
+
+from lance_memwal.errors import MemWalError, UndecidedColumnsError, UnsupportedFormatError
 from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.manifest import LanceField, parse_lance_manifest
 from lance_memwal.log.entry import unknown_metadata
 from lance_memwal.process.lazy import lazy
 from lance_memwal.rows.blobs import has_references, is_second_layout
+from lance_memwal.rows.past_columns import Undecided, Written, undecided_text
 from lance_memwal.rows.schema import TableSchema, id_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import TOMBSTONE, WalEntry
-
-__all__ = ["KnownColumns", "refuse_unknown", "warn_unknown"]
+from lance_memwal.types import TOMBSTONE, BaseMark, WalEntry
 
 
 class KnownColumns:
@@ -38,6 +40,8 @@ class KnownColumns:
         self._last: object = None
         self._found: tuple[str, ...] = ()
         self._blobs: list[str] = []  # columns that may hold references
+        self._written: tuple[pa.Schema | None, BaseMark | None] = (None, None)
+        self._undecided: dict[str, Undecided] = {}
 
     def unknown_in(self, entry: WalEntry) -> tuple[str, ...]:
         """What we do not understand of an entry that could be decoded, in words."""
@@ -49,6 +53,20 @@ class KnownColumns:
         if not footer and not self._blobs:
             return self._found
         return (*self._found, *(f"footer key {name!r}" for name in footer), *_references(entry, self._blobs))
+
+    def undecided_in(self, entry: WalEntry) -> dict[str, Undecided]:
+        """The columns of the table that may be others than those of the entry."""
+        schema, stored = self._schema, entry.schema
+        if schema is None or schema.past is None or schema.field_ids is None or stored is None:
+            return {}
+        if stored is not self._written[0] or entry.base != self._written[1]:
+            written = Written(entry.base)
+            columns = {id_of(column): column for column in stored}
+            ids = zip(schema.columns.names, schema.field_ids, strict=True)
+            found = {name: schema.past.own(columns[i.id], written)[1] for name, i in ids if i.id in columns}
+            self._written = stored, entry.base
+            self._undecided = {name: undecided for name, undecided in found.items() if undecided}
+        return self._undecided
 
     def _of_schema(self, entry: WalEntry) -> tuple[str, ...]:
         if entry.schema is None:
@@ -96,14 +114,18 @@ def _read_history(location: Location) -> _History:
     return _History(range(max((field.id for field in fields), default=-1) + 1), frozenset(top))
 
 
-def refuse_unknown(shard_id: str, entry: WalEntry, unknown: tuple[str, ...]) -> None:
-    """Raise `UnsupportedFormatError` if there is anything unknown in an entry that a writer would have to flush."""
-    if unknown:
+def refuse_unknown(shard_id: str, entry: WalEntry, known: KnownColumns) -> None:
+    """Raise `UnsupportedFormatError` if an entry that a writer would have to flush has anything unknown or undecided."""
+    if unknown := known.unknown_in(entry):
         raise UnsupportedFormatError(
             f"shard {shard_id} can be read, but not written: an entry of its log is not understood by this version "
             f"({', '.join(unknown)}); write it with the version that made it, or a newer one",
             path=paths.wal_entry_path(shard_id, entry.position),
             position=entry.position,
+        )
+    if undecided := known.undecided_in(entry):
+        raise UndecidedColumnsError(
+            f"shard {shard_id} can be read, but not written: {undecided_text(undecided)}", position=entry.position
         )
 
 

@@ -42,16 +42,14 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.restored import check_not_older
 from lance_memwal.log.entry import decode_entry, encode_sentinel
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.reading import list_positions, own_end, read_tail, shard_transactions
+from lance_memwal.log.reading import list_positions, own_end, read_tail, read_transactions
 from lance_memwal.log.transactions import ShardTime, TransactionMap
 from lance_memwal.log.understood import KnownColumns, refuse_unknown
 from lance_memwal.process.telemetry import active
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.own import put_or_find
+from lance_memwal.store.sequenced import put_or_find
 from lance_memwal.types import ShardManifest, WalEntry
-
-__all__ = ["OpenedLog", "PersistPolicy", "ShardLog", "met_entry", "open_log"]
 
 _LOG = logging.getLogger(__name__)
 _LOOKED_BYTES = 256 << 20  # what a memtable holds by default; more is read a second time
@@ -125,11 +123,6 @@ class ShardLog:
         position = self._persist(data, self.next_position, placing_sentinel=False)
         self.next_position = position + 1
         return position
-
-    def append_once(self, position: int, data: bytes) -> None:
-        """`append`, unless an attempt that was interrupted has put `data` at `position` already."""
-        if self.next_position == position:
-            self.append(data)
 
     def place_sentinel(self, transactions: TransactionMap, *, joint: bool = False) -> int:
         """The position of our sentinel, the first free one from `next_position` on; it carries the whole map.
@@ -286,7 +279,7 @@ def _look_at_tail(manifests: ShardManifestStore, known: KnownColumns | None, tag
     size_bytes = 0
     try:
         for entry in read_tail(manifests.location, manifest, tag=tag):
-            refuse_unknown(shard_id, entry, known.unknown_in(entry))
+            refuse_unknown(shard_id, entry, known)
             size_bytes += entry.size_bytes
             if size_bytes <= _LOOKED_BYTES:
                 looked[entry.position] = entry
@@ -328,7 +321,7 @@ def _claim_log(
     positions = own_end(location, shard_id, list_positions(location, shard_id), log.table, footers)
     cursor = manifest.replay_after_wal_entry_position
     log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
-    transactions = shard_transactions(location, manifest, positions, clock, tag=log.table, footers=footers)
+    transactions = read_transactions(location, manifest, positions, clock, tag=log.table, footers=footers)
     if transactions.leaves_out:  # only the owner knows that nobody decides that mark any more, and writes its map so
         manifests.check_fenced(epoch)
     sentinel = log.place_sentinel(transactions, joint=joint)

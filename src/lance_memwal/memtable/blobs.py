@@ -18,8 +18,6 @@ import pyarrow as pa
 from lance_memwal.rows.blobs import shown_batch
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["Again", "MemBlobs"]
-
 Again: TypeAlias = Callable[[], pa.RecordBatch]
 """Reads the rows of one batch again, with the blobs in them."""
 

@@ -18,8 +18,6 @@ import pyarrow as pa
 
 from lance_memwal.rows.key_encoding import comparable
 
-__all__ = ["KeyIndex", "key_values"]
-
 _INDEX_BYTES_PER_KEY = 160
 _LAST = np.iinfo(np.int64).max
 

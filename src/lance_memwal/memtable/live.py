@@ -18,20 +18,6 @@ from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.background import at_exit
 from lance_memwal.process.forking import run_in_child
 
-__all__ = [
-    "Keeper",
-    "LiveShard",
-    "all_of",
-    "count_of",
-    "find",
-    "forget",
-    "ids_of",
-    "is_owned",
-    "keep",
-    "keepers_of",
-    "register",
-]
-
 
 class LiveShard(Protocol):
     """What a reader needs of a writer in its own process."""
@@ -132,8 +118,8 @@ def all_of(table_key: str) -> list[LiveShard]:
     if not _tables:
         return []
     with _lock:
-        refs = [ref for refs in _tables.get(table_key, {}).values() for ref in refs]
-    return [shard for ref in refs if (shard := ref()) is not None]
+        known = _tables.get(table_key, {}).values()
+        return [shard for refs in known for ref in refs if (shard := ref()) is not None]
 
 
 def keep(table_key: str, keeper: Keeper) -> None:

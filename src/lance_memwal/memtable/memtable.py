@@ -22,7 +22,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -35,7 +35,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.blobs import Again, MemBlobs
 from lance_memwal.memtable.index.hnsw import HnswMemIndex
 from lance_memwal.memtable.index.port import MemIndex
-from lance_memwal.memtable.key_index import KeyIndex, key_values
+from lance_memwal.memtable.key_index import KeyIndex
 from lance_memwal.process.waiting import is_held_here, refuse_on_top
 from lance_memwal.rows.adapt import live_flags, tombstone_flags
 from lance_memwal.rows.blobs import blob_buffer, blob_column_of, by_bytes, sizes_of
@@ -43,17 +43,6 @@ from lance_memwal.rows.dictionaries import SmallDictionaries
 from lance_memwal.rows.keys import one_array, row_numbers
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
-
-__all__ = [
-    "ByteMeter",
-    "InMemoryMemTableRef",
-    "InMemoryMemTables",
-    "MemTable",
-    "aligned",
-    "aligned_array",
-    "key_values",
-    "unpinned",
-]
 
 _LOG = logging.getLogger(__name__)
 _PINNING_BYTES = 64 * 1024
@@ -592,7 +581,7 @@ class MemTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InMemoryMemTableRef:
-    """What a reader captured of a memtable: its first batches, for ever the same."""
+    """The first batches of a memtable, as a reader captured them. A capture never changes."""
 
     memtable: MemTable
     num_batches: int
@@ -675,7 +664,7 @@ class InMemoryMemTableRef:
 
 @dataclass(frozen=True, slots=True)
 class InMemoryMemTables:
-    """Active and frozen memtables of one writer of one table, captured together; frozen oldest first."""
+    """Active and frozen memtables of one writer of one table, captured together."""
 
     active: InMemoryMemTableRef
     frozen: tuple[InMemoryMemTableRef, ...]
@@ -684,13 +673,29 @@ class InMemoryMemTables:
     table_id: str | None = None
 
     def is_of(self, table_id: str | None) -> bool:
-        """Whether the rows may belong to the table of that id: an id that is not known excludes nothing."""
+        """Return whether the rows may belong to the table with this id. An unknown id excludes nothing."""
         return self.table_id is None or table_id is None or self.table_id == table_id
 
     @property
     def ascending(self) -> tuple[InMemoryMemTableRef, ...]:
-        """All of them by generation, ascending."""
-        return (*self.frozen, self.active)
+        """The memtables by generation, each generation once, regardless of the order of `frozen`."""
+        if not self.frozen:
+            return (self.active,)
+        by_size = sorted((*self.frozen, self.active), key=_generation_and_size)
+        return tuple({ref.generation: ref for ref in by_size}.values())
+
+    @classmethod
+    def merged(cls, captures: Sequence[InMemoryMemTables]) -> InMemoryMemTables:
+        """Merge captures of one shard, given in any order. Captures of earlier epochs do not count."""
+        newest = max(captures, key=lambda capture: (capture.epoch, *_generation_and_size(capture.active)))
+        if len(captures) == 1:
+            return newest
+        refs = [ref for c in captures if c.epoch == newest.epoch for ref in (*c.frozen, c.active)]
+        return replace(newest, frozen=tuple(refs))
+
+
+def _generation_and_size(ref: InMemoryMemTableRef) -> tuple[int, int]:
+    return ref.generation, ref.num_batches
 
 
 def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

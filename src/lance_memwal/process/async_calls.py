@@ -29,8 +29,6 @@ from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
 from lance_memwal.errors import UnavailableError, is_failure
 from lance_memwal.process.background import Task
 
-__all__ = ["AsyncCalls", "Begun"]
-
 _LOG = logging.getLogger(__name__)
 _CALLS_PER_TURN = 4  # then the event loop may have the interpreter
 _TOLD_AT_ONCE = 16

@@ -11,8 +11,6 @@ returned. Invariants:
 5. When the program ends nothing new is begun, no task enters Lance again, and what runs is waited for, up to
    `EXIT_SECONDS`: a thread that comes back from native code into an interpreter that is being taken down would abort
    the whole process. After that a task runs in whichever thread needs its work (`run_here`).
-6. Work that nobody needs (`_SPARED`) keeps nobody who stops it: after a moment it ends by itself. Until then its threads are
-   known, so that the end of the program waits for them, too.
 """
 
 from __future__ import annotations
@@ -33,15 +31,12 @@ from lance_memwal.process.forking import run_in_child
 from lance_memwal.process.turns import TakenError, Turn
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS
 
-__all__ = ["EXIT_SECONDS", "JOIN_SECONDS", "Kind", "Task", "at_exit", "is_ending", "refuse_at_exit"]
-
 _LOG = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["ticker", "flush", "index", "compact", "async", "roll-up"]
-_LIMITS: dict[Kind, int] = {"ticker": 4, "flush": 8, "index": 1, "compact": 2, "async": 4, "roll-up": 1}
+Kind: TypeAlias = Literal["ticker", "flush", "index", "compact", "async"]
+_LIMITS: dict[Kind, int] = {"ticker": 4, "flush": 8, "index": 1, "compact": 2, "async": 4}
 EXIT_SECONDS = 20.0
 JOIN_SECONDS = 60.0
-_SPARED: dict[Kind, float] = {"roll-up": 0.25}  # work that nobody needs: how long a stop waits for it, at most
 
 
 class Task:
@@ -94,7 +89,7 @@ class Task:
         if lane is None:
             return
         if not lane.runs_here(self):
-            with suppress(TakenError), self._turn.taken(min(seconds, _SPARED.get(self._kind, seconds))):
+            with suppress(TakenError), self._turn.taken(seconds):
                 pass
         lane.forget(self)
         lane.join_if_over(seconds)
@@ -284,13 +279,12 @@ class _Pool:
         """Whether one of its threads is alive."""
         return any(thread.is_alive() for lane in tuple(self.lanes.values()) for thread in tuple(lane.threads))
 
-    def join_if_over(self, seconds: float, *, whole: bool = False) -> None:
-        """Return when the threads have ended, if they are to; after `seconds` at the latest. `whole`: spared work, too."""
+    def join_if_over(self, seconds: float) -> None:
+        """Return when the threads have ended, if they are to; after `seconds` at the latest."""
         if not self.over:
             return
-        began = SYSTEM_CLOCK.monotonic()
+        deadline = SYSTEM_CLOCK.monotonic() + seconds
         for lane in tuple(self.lanes.values()):
-            deadline = began + (seconds if whole else min(seconds, _SPARED.get(lane.kind, seconds)))
             for thread in tuple(lane.threads):
                 if thread is not threading.current_thread():
                     thread.join(max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
@@ -368,7 +362,7 @@ def _end() -> None:
     for pool in (*_older, _pool):
         if pool is not None:
             pool.close()
-            pool.join_if_over(deadline - SYSTEM_CLOCK.monotonic(), whole=True)
+            pool.join_if_over(deadline - SYSTEM_CLOCK.monotonic())
     for hook in [hook for hook, after_threads in _exit_hooks.items() if after_threads]:
         hook(deadline)
 

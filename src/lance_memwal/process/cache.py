@@ -26,8 +26,6 @@ from lance_memwal.arguments import check_number, described, digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.forking import close_in_child
 
-__all__ = ["CACHE", "DEFAULT_CACHE_BYTES", "SMALL_BYTES", "Cache", "Slot", "set_cache_bytes"]
-
 DEFAULT_CACHE_BYTES = 512 << 20
 SMALL_BYTES = 512  # what a fact of a few words costs, with its slot
 _VARIABLE = "LANCE_MEMWAL_CACHE_BYTES"

@@ -10,8 +10,6 @@ from collections.abc import Sized
 
 from lance_memwal.clock import Clock
 
-__all__ = ["Companions"]
-
 
 class Companions:
     """How many came along lately; used by one leader at a time."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from lance_memwal.clock import Clock
 from lance_memwal.errors import UnavailableError
 
-__all__ = ["PATIENCE_SECONDS", "Deadline"]
-
 PATIENCE_SECONDS = 600.0  # longer than any flush takes that makes progress
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from lance_memwal.errors import MissingLibraryError
 
-__all__ = ["need"]
-
 
 def need(module: str, extra: str, what: str) -> Any:
     """The module; `MissingLibraryError` that says how to install it if it is missing."""

@@ -20,8 +20,6 @@ from typing import Protocol
 
 from lance_memwal.errors import UnavailableError
 
-__all__ = ["Owner", "close_in_child", "keep_for_ever", "run_in_child", "use_lance"]
-
 
 class Owner(Protocol):
     """Something that must not be used in a forked child."""

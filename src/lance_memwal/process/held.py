@@ -26,8 +26,6 @@ from lance_memwal.process.deadline import PATIENCE_SECONDS, Deadline
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import Place, Waiters, on_top_error, refuse_on_top
 
-__all__ = ["Held"]
-
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 

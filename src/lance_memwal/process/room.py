@@ -19,8 +19,6 @@ from lance_memwal.process.background import refuse_at_exit
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import Place, Waiters
 
-__all__ = ["Room"]
-
 
 class Room:
     """So many bytes, for whoever needs some of them for a while. Threads share it."""

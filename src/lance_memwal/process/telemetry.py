@@ -4,7 +4,7 @@ Owns the names of our metrics and spans, and `Latencies`. Only the API of OpenTe
 loaded it and set a provider. Invariants:
 
 1. Off, a call costs one look-up: nothing is imported, nothing is kept.
-2. Labels have few values: kinds and operations, never a shard, a key or a table.
+2. Labels of metrics have few values: kinds and operations, never a shard, a key or a table. Spans name their shard.
 3. Recording never raises and never waits for I/O; it happens per call, never per row.
 4. Names are those of Lance where it has them (`lance_mem_wal_…`, `lance_object_store_…`, `lance_cache_…`).
 """
@@ -19,8 +19,6 @@ from math import log2
 from typing import Any, Final, ParamSpec, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK
-
-__all__ = ["UNMEASURED", "Latencies", "Percentiles", "Telemetry", "active", "spanned"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -147,8 +145,15 @@ def _tracer() -> Any:
     return tracer
 
 
-def spanned(name: str, operation: str | None = None) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Puts a span around every call; one of a read (`operation`) is timed, too."""
+def spanned(
+    name: str, operation: str | None = None, *, about: Callable[..., dict[str, str | int]] | None = None
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Put a span around every call; a read (`operation`) is timed, too.
+
+    Args:
+        about: Returns the attributes of the span. It is called with the arguments and `result=None` before the call, and
+            again with the result unless that is None. It is not called if nothing is traced.
+    """
 
     def around(call: Callable[_P, _T]) -> Callable[_P, _T]:
         timed = call if operation is None else _timed(call, operation)
@@ -157,8 +162,12 @@ def spanned(name: str, operation: str | None = None) -> Callable[[Callable[_P, _
         def inside(*args: _P.args, **options: _P.kwargs) -> _T:
             if _TRACES not in sys.modules or (tracer := _tracer()) is None:
                 return timed(*args, **options)
-            with tracer.start_as_current_span(name):
-                return timed(*args, **options)
+            known = None if about is None else about(*args, result=None, **options)
+            with tracer.start_as_current_span(name, attributes=known) as span:
+                result = timed(*args, **options)
+                if about is not None and result is not None:
+                    span.set_attributes(about(*args, result=result, **options))
+                return result
 
         return inside
 

@@ -13,8 +13,6 @@ from typing import Self, TypeVar
 from lance_memwal.clock import in_order
 from lance_memwal.errors import ChangedKeysError, ConflictError, UnavailableError
 
-__all__ = ["Trial", "tried_in_order"]
-
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 

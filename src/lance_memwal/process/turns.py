@@ -23,8 +23,6 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock, Lock
 from lance_memwal.process.forking import run_in_child
 from lance_memwal.process.waiting import is_held_here
 
-__all__ = ["TURN_SECONDS", "TakenError", "Taking", "Turn", "turn_of"]
-
 TURN_SECONDS: Final = 300.0
 _KEPT: Final = nullcontext()
 

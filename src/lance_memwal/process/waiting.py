@@ -1,12 +1,11 @@
-"""Waiting that an interrupt, a signal handler or a collected object cannot break.
+"""Waiting for a change that another thread makes.
 
-Owns `Place`, `Waiters` and `is_on_top`. `threading.Condition` is Python code that gives a lock up and takes it back: an interrupt
-between the two leaves its caller to release a lock that it does not hold, which hides the interrupt behind a
-`RuntimeError`. Invariants:
+Entry points: `Waiters`, `Place`, `refuse_on_top`, `is_on_top`. This is not `threading.Condition`, which releases and takes
+a lock again in Python code: an interrupt between the two raises a `RuntimeError` that hides the interrupt. Invariants:
 
-1. Nobody waits while it holds a lock: the caller stands in line under its lock, leaves the lock, and then sleeps.
+1. No thread waits while it holds a lock: it gets a place under its lock, leaves the lock, and then sleeps.
 2. A wake-up takes no lock, so that it may come from anywhere.
-3. A wake-up that an interrupt loses costs a second: whoever sleeps looks again by itself.
+3. A wake-up that an interrupt loses costs a second: a thread that sleeps checks again by itself.
 """
 
 from __future__ import annotations
@@ -19,19 +18,9 @@ from typing import Any
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import UnavailableError
 
-__all__ = [
-    "LOOK_AGAIN_SECONDS",
-    "Place",
-    "Waiters",
-    "is_held_here",
-    "is_on_top",
-    "on_top_error",
-    "refuse_on_top",
-]
-
 LOOK_AGAIN_SECONDS = 1.0
 _PACKAGE = __name__.partition(".")[0]
-_PASSED_THROUGH = frozenset({"contextlib", "functools"})  # Python code that only calls what it was given, at once
+_TRANSPARENT = frozenset({"contextlib", "functools"})  # Python code that only calls what it was given, at once
 _CALLERS = frozenset({"cli", "spark", "testing", "__main__"})  # parts that call the others as a user does
 
 
@@ -98,11 +87,10 @@ class Waiters:
 
 
 def is_on_top() -> bool:
-    """Whether the caller's caller was called on top of another call into this package, in the same thread.
+    """Whether the caller's caller interrupted another call into this package in the same thread, as a signal handler does.
 
-    That is a signal handler which interrupted that call (or a callback of it): whatever the call below holds stays held
-    until the handler returns, so that nothing here may wait for it. What we call through the standard library (the end of a
-    `with` that is a generator of ours, a property that is computed once) is our own call, though.
+    Locks of the interrupted call stay held until the handler returns, so the handler must not wait for anything. Calls
+    into this package through the standard library (`contextlib`, `functools`) are part of the same call.
     """
     frame: FrameType | None = sys._getframe(1)
     left = False
@@ -111,7 +99,7 @@ def is_on_top() -> bool:
         if _is_ours(module):
             if left:
                 return True
-        elif module not in _PASSED_THROUGH:
+        elif module not in _TRANSPARENT:
             left = True
         frame = frame.f_back
     return False
@@ -123,12 +111,12 @@ def _is_ours(module: str) -> bool:
 
 
 def is_held_here(lock: Any) -> bool:
-    """Whether this thread holds `lock` (an `RLock`): the lock itself knows, whatever was interrupted."""
+    """Whether this thread holds `lock`, an `RLock`."""
     return lock._is_owned()  # type: ignore[no-any-return]
 
 
 def refuse_on_top(lock: Any, what: str) -> None:
-    """Raise if this thread holds `lock` (an `RLock`) already: what is half done below must not be met, or done twice."""
+    """Raise if this thread holds `lock` (an `RLock`) already, as in a signal handler: the call below is half done."""
     if is_held_here(lock):
         raise on_top_error(what)
 

@@ -20,8 +20,6 @@ from lance_memwal.memtable.index import Analyzer, AnalyzerOptions, FtsIndex, Fts
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.sstable.mirrors import index_facts, is_text_index
 
-__all__ = ["TextAnalyzers", "is_over_rows", "memory_indexes", "text_analyzers"]
-
 _BY_ROW = "row"
 
 

@@ -24,26 +24,13 @@ import pyarrow.compute as pc
 from lance_memwal.lance.base import BaseTable, take_rows
 from lance_memwal.memtable.key_index import key_values
 from lance_memwal.process.cache import CACHE, SMALL_BYTES, Slot
-from lance_memwal.read.asked_key import AskedKey
 from lance_memwal.rows.blobs import as_shown
 from lance_memwal.rows.key_codes import hash_code, hash_codes
 from lance_memwal.rows.keys import KeySet, as_numbers, key_array, one_array
+from lance_memwal.rows.lookup_key import LookupKey
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sql import in_list
 from lance_memwal.types import ROW_ID
-
-__all__ = [
-    "BaseLookup",
-    "BaseRows",
-    "count_of_keys",
-    "holds_keys",
-    "ids_of_keys",
-    "is_first_time",
-    "row_ids_of",
-    "rows_by_id",
-    "shown_rows",
-    "version_of",
-]
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 _BYTES_PER_ROW = 16
@@ -67,7 +54,7 @@ class BaseLookup:
             return _none_of(base, columns)
         return _find(base, self._index_for(base, keys.num_rows), keys, columns)
 
-    def find_one(self, base: BaseTable, key: AskedKey, columns: Sequence[str]) -> pa.Table | None:
+    def find_one(self, base: BaseTable, key: LookupKey, columns: Sequence[str]) -> pa.Table | None:
         """The row of `base`, which is not empty, with one key, `columns` at least; None if there is none."""
         index = self._index_for(base, 1)
         if index is None or key.whole is None:

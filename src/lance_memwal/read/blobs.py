@@ -21,8 +21,7 @@ import lance.blob
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.memtable.memtable import key_values
-from lance_memwal.read.base_rows import BaseLookup
+from lance_memwal.memtable.key_index import key_values
 from lance_memwal.read.fresh import ShardMerge
 from lance_memwal.read.tiers import Tiers, missing_is_collected
 from lance_memwal.rows.adapt import tombstone_flags
@@ -31,8 +30,6 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.several import find_newest
 from lance_memwal.types import TOMBSTONE
-
-__all__ = ["BlobFile", "check_blob_column", "find_blob", "with_bytes"]
 
 _ReadAt: TypeAlias = Callable[[int, int], bytes]
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -112,7 +109,7 @@ def check_blob_column(columns: pa.Schema, column: str) -> None:
         raise InvalidInputError(f"{column!r} is not a blob column of the table; its blob columns: {listed}")
 
 
-def find_blob(snapshot: Tiers, base_lookup: BaseLookup, key: pa.RecordBatch, column: str) -> BlobFile | None:
+def find_blob(snapshot: Tiers, key: pa.RecordBatch, column: str) -> BlobFile | None:
     """The blob of the live row of one key; None if there is no such row, or its blob is null."""
     decided = False
     for view in snapshot.shards:
@@ -122,13 +119,13 @@ def find_blob(snapshot: Tiers, base_lookup: BaseLookup, key: pa.RecordBatch, col
             decided = True
             if found.is_live:
                 return found.file
-    return None if decided or snapshot.base_table is None else _in_base(snapshot, base_lookup, key, column)
+    return None if decided or snapshot.base_table is None else _in_base(snapshot, key, column)
 
 
-def with_bytes(
-    snapshot: Tiers, base_lookup: BaseLookup, rows: pa.Table, columns: Sequence[str], schema: TableSchema
-) -> pa.Table:
+def with_bytes(snapshot: Tiers, rows: pa.Table, columns: Sequence[str], schema: TableSchema) -> pa.Table:
     """`rows`, which a look-up found, with these columns: of those that are named by `bytes_of`, the bytes of the blobs."""
+    if all(blob_column_of(name) is None for name in columns):
+        return rows
     keys = rows.select(list(schema.primary_key)).combine_chunks()
     one_by_one = [batch.slice(at, 1) for batch in keys.to_batches() for at in range(batch.num_rows)]
     arrays = []
@@ -137,7 +134,7 @@ def with_bytes(
         if column is None:
             arrays.append(rows.column(name))
             continue
-        files = [find_blob(snapshot, base_lookup, key, column) for key in one_by_one]
+        files = [find_blob(snapshot, key, column) for key in one_by_one]
         data = pa.array([None if file is None else file.read() for file in files], pa.large_binary())
         arrays.append(as_stored(data, schema.columns.field(column).type))
     return pa.Table.from_arrays([*arrays, rows.column(TOMBSTONE)], names=[*columns, TOMBSTONE])
@@ -186,9 +183,9 @@ def _reading_sstable(reader: SsTableReader) -> Iterator[None]:
         yield
 
 
-def _in_base(snapshot: Tiers, base_lookup: BaseLookup, key: pa.RecordBatch, column: str) -> BlobFile | None:
+def _in_base(snapshot: Tiers, key: pa.RecordBatch, column: str) -> BlobFile | None:
     base = snapshot.base
-    row_id = base_lookup.row_id(base, key)
+    row_id = snapshot.base_lookup.row_id(base, key)
     if row_id is None:
         return None
     reading = partial(base.reading, "reading a blob of the base table")

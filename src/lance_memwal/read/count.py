@@ -26,9 +26,6 @@ from lance_memwal.read.superseded_rows import known_superseded, superseded_rows
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.sstable.read import SsTableReader
-from lance_memwal.sstable.several import not_rolled, use_roll_ups
-
-__all__ = ["live_rows_of"]
 
 _OPEN_AT_ONCE = 4
 
@@ -68,7 +65,6 @@ def _counted_alone(snapshot: Tiers, shards: Sequence[ShardMerge]) -> int | None:
     if known is not None or CACHE.whatever(slot) is not None:
         return known
     for shard in fresh:
-        use_roll_ups(shard.readers)
         if any(map(len, _tombstones(shard.readers, snapshot))):
             return None
     keys = [keys_alone(shard.readers) for shard in fresh]
@@ -99,7 +95,7 @@ def _live_in_sstables(shard: ShardMerge, snapshot: Tiers) -> int:
 
 def _tombstones(readers: Sequence[SsTableReader], snapshot: Tiers) -> Iterable[np.ndarray]:
     """Per SSTable the sorted offsets of its tombstones."""
-    cold = [reader for reader in not_rolled(readers) if not reader.knows_tombstones]
+    cold = [reader for reader in readers if not reader.knows_tombstones]
     list(in_order(lambda reader: reader.tombstones(snapshot.schema), cold, _OPEN_AT_ONCE, "memwal-open"))
     return (reader.tombstones(snapshot.schema) for reader in readers)
 

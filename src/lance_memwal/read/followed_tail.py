@@ -26,8 +26,6 @@ from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["FollowedTail"]
-
 _FOLLOWS_PER_LOOK = 64
 _ONE_BY_ONE = 8  # new entries; more are listed, and read several at once
 
@@ -57,7 +55,7 @@ class FollowedTail:
     def is_of(self, manifest: ShardManifest, seen: ObjectMeta | None, schema: TableSchema, tag: str | None) -> bool:
         """Whether what was read is the beginning of the tail of `manifest`, in these columns of this table."""
         same = seen is not None and self.seen == seen and _stands_at(self.manifest) == _stands_at(manifest)
-        return self._is_whole and same and self._tag == tag and self._schema == schema
+        return self._is_whole and same and self._tag == tag and schema.is_like(self._schema)
 
     def follow(self, manifest: ShardManifest, is_newest: Callable[[], bool]) -> tuple[InMemoryMemTableRef, ...]:
         """All rows of the tail of `manifest` now; only what came since the last call is read.

@@ -23,27 +23,15 @@ from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE, Cache, Slot
 from lance_memwal.process.lazy import lazy
-from lance_memwal.read.asked_key import AskedKey
 from lance_memwal.read.memory import winners
 from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
 from lance_memwal.rows.keys import concat_keys, key_array
+from lance_memwal.rows.lookup_key import LookupKey
 from lance_memwal.rows.sorted_keys import find_one_sorted, find_sorted, merge_runs, searchable, union_of_runs
 from lance_memwal.sstable.read import SsTableReader, open_sstable
-from lance_memwal.sstable.several import not_rolled, use_roll_ups
 from lance_memwal.store.location import Location
-
-__all__ = [
-    "FreshIndex",
-    "ShardMerge",
-    "fresh_index",
-    "has_fresh_index",
-    "kept_index",
-    "keys_alone",
-    "live_rows",
-    "not_in",
-]
 
 _SMALL_LOOKUP = 1024
 _OPEN_AT_ONCE = 4
@@ -83,7 +71,6 @@ class FreshIndex:
         """That of `readers`, which ascend by generation. What `older` knows of them is not read again."""
         index = None if older is None else older.without_others(readers)
         known = 0 if index is None else len(index.names)
-        use_roll_ups(readers[known:])
         for group in _groups(readers[known:]):
             index = _extended(index, group)
         if index is None:
@@ -121,7 +108,7 @@ class FreshIndex:
             self._slots = KeySlots(self.keys)
         return self._slots.find(keys)
 
-    def locate_one(self, key: AskedKey) -> int:
+    def locate_one(self, key: LookupKey) -> int:
         """`locate` for one key."""
         return int(self.locate(key.values)[0]) if key.whole is None else find_one_sorted(self._sorted, key.whole)
 
@@ -147,7 +134,7 @@ def _groups(readers: Sequence[SsTableReader]) -> Iterator[list[SsTableReader]]:
 def _extended(index: FreshIndex | None, readers: Sequence[SsTableReader]) -> FreshIndex:
     """The index with these SSTables, which are newer than all that it has; their own lists of keys go."""
     newest_first = list(reversed(readers))
-    list(in_order(SsTableReader.entries, not_rolled(readers), _OPEN_AT_ONCE, "memwal-open"))
+    list(in_order(SsTableReader.entries, readers, _OPEN_AT_ONCE, "memwal-open"))
     parts = [reader.entries() for reader in newest_first]
     first = 0 if index is None else len(index.names)
     last = first + len(readers) - 1
@@ -228,10 +215,8 @@ def _costs_less_without(readers: Sequence[SsTableReader], known: Collection[str]
 
 
 def _lookups_for_the_index(cold: Sequence[SsTableReader], rows: int) -> float:
-    """How many keys can be looked up for what the index of these SSTables costs: their files, or roll-ups, and their rows."""
-    rolled = {id(reader.stored.rolled.roll_up) for reader in cold if reader.stored.rolled is not None}
-    own = sum([reader.stored.rolled is None for reader in cold])
-    return len(rolled) + own / _SSTABLES_OF_A_LOOKUP + rows / _ROWS_OF_A_LOOKUP
+    """How many keys can be looked up for what the index of these SSTables costs: their files and their rows."""
+    return len(cold) / _SSTABLES_OF_A_LOOKUP + rows / _ROWS_OF_A_LOOKUP
 
 
 def has_fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE) -> bool:
@@ -243,8 +228,7 @@ def keys_alone(readers: Sequence[SsTableReader]) -> pa.Array:
     """Every key of `readers` once, ascending: for a third of what the index costs, and not kept."""
     keys: list[pa.Array] = []
     for group in _groups(readers):
-        at_once = _OPEN_AT_ONCE if not_rolled(group) else 1
-        runs = in_order(SsTableReader.keys_alone, group, at_once, "memwal-open")
+        runs = in_order(SsTableReader.keys_alone, group, _OPEN_AT_ONCE, "memwal-open")
         keys = [union_of_runs([*keys, *runs])]
     return keys[0]
 

@@ -19,8 +19,6 @@ from lance_memwal.read.superseded_rows import Learning, SupersededRows
 from lance_memwal.rows.keys import KeySet
 from lance_memwal.types import ROW_ID
 
-__all__ = ["HiddenById", "HiddenByKey", "HiddenRows"]
-
 _Mask = npt.NDArray[np.bool_]
 
 

@@ -26,8 +26,6 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.deletes import RememberedDeletes
 from lance_memwal.types import TOMBSTONE
 
-__all__ = ["column_parts", "highest_of", "highest_of_base", "with_remembered"]
-
 
 def with_remembered(
     found: pa.Table, keys: pa.RecordBatch, schema: TableSchema, remembered: RememberedDeletes, sequence: str

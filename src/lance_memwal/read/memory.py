@@ -16,12 +16,11 @@ import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import BTreeMemIndex, Predicate, Range
-from lance_memwal.memtable.memtable import InMemoryMemTableRef, key_values
+from lance_memwal.memtable.key_index import key_values
+from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.rows.filter import RowFilter
 from lance_memwal.rows.keys import one_array
 from lance_memwal.types import TOMBSTONE
-
-__all__ = ["indexes_used", "matching_rows", "narrowed", "winners"]
 
 Mask = npt.NDArray[np.bool_]
 

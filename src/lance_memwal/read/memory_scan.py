@@ -17,17 +17,15 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import SEARCH_METRICS, Metric, as_query
 from lance_memwal.memtable.index.analyzer import is_text
 from lance_memwal.memtable.index.vectors import is_searchable
-from lance_memwal.read.scan import Scan
+from lance_memwal.read.scan import Read, Scan
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.projection import checked_paths
 
-__all__ = ["MemTableScanner"]
-
 
 class MemTableScanner:
-    """A scan of one writer's memtables; the builder methods return the scanner."""
+    """A scan of one writer's memtables, as they were when the scan was made. The builder methods return the scanner."""
 
     def __init__(self, snapshot: Tiers) -> None:
         """`snapshot` is one of memory alone."""
@@ -76,7 +74,7 @@ class MemTableScanner:
     def full_text_search(self, column: str, query: Any, k: int | None = None) -> MemTableScanner:
         """Return the live rows that match a text query (the best `k`), best first, with their BM25 `_score`.
 
-        The query is a string or a query object: one of `lance.query`, or memwal's own.
+        The query is a string or a query of `lance_memwal.query`.
 
         The analyzer is that of the memtable's index on the column, or Lance's default one.
         """
@@ -92,13 +90,8 @@ class MemTableScanner:
             raise InvalidInputError("a scan ranks by one search: either nearest or full_text_search, once")
 
     def _scan(self) -> Scan:
-        return Scan(
-            lambda: self._snapshot,
-            columns=self._columns,
-            filter=self._filter,
-            limit=self._limit,
-            order_by=self._order,
-        )
+        read = Read(columns=self._columns, filter=self._filter, limit=self._limit, order_by=self._order)
+        return Scan(lambda: self._snapshot, read)
 
     def to_table(self) -> pa.Table:
         """The rows as a table."""

@@ -36,17 +36,8 @@ from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.rows.projection import check_free, column_at, field_at, root_of, roots_of
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
-from lance_memwal.sstable.several import not_rolled, use_roll_ups
 from lance_memwal.sstable.stored_rows import StoredRows
 from lance_memwal.types import ROW_ADDRESS, ROW_ID, TOMBSTONE, SsTable
-
-__all__ = [
-    "BaseRead",
-    "GENERATION",
-    "Merge",
-    "Projection",
-    "row_width",
-]
 
 BaseRead: TypeAlias = Callable[[Any], None]
 """Takes Lance's statistics of a scan."""
@@ -128,10 +119,9 @@ class Merge:
 
     def prepare(self) -> None:
         """Open everything that the stream needs, several at once; a missing SSTable shows here, before the first batch."""
-        cold = [reader for shard in self.shards for reader in shard.readers if not reader.stored.is_open]
-        use_roll_ups(cold)
-        stored = [reader.stored for reader in not_rolled(cold, rows=True)]
-        list(in_order(StoredRows.open, stored, _OPEN_AT_ONCE, "memwal-open"))
+        readers = [reader for shard in self.shards for reader in shard.readers]
+        cold = [reader.stored for reader in readers if not reader.stored.is_open]
+        list(in_order(StoredRows.open, cold, _OPEN_AT_ONCE, "memwal-open"))
         for shard in self.shards:
             _ = shard.index
 

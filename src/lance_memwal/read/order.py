@@ -25,8 +25,6 @@ from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.projection import column_at, field_at
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["Order"]
-
 _WAITING_ROWS = 1 << 16
 _SIGN = np.int64(-(1 << 63))
 
@@ -38,10 +36,8 @@ class Order:
     by: tuple[tuple[str, bool], ...]
 
     @classmethod
-    def of(cls, order_by: Sequence[str] | None, schema: TableSchema) -> Order | None:
+    def of(cls, order_by: Sequence[str], schema: TableSchema) -> Order:
         """What a caller asked for ("-" in front: the largest first), and the key behind it."""
-        if order_by is None:
-            return None
         by: dict[str, bool] = {}
         for item in check_names("order_by", order_by):
             falls = item.startswith("-") and item not in schema.columns.names

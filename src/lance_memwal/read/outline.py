@@ -33,8 +33,6 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
 
-__all__ = ["MOST_KEY_BYTES", "FreshShard", "Hiding", "Outline", "outline"]
-
 MOST_KEY_BYTES = 32 << 20
 _OPEN_AT_ONCE = 8
 

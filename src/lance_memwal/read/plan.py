@@ -21,8 +21,6 @@ from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.filter import RowFilter
 from lance_memwal.sstable.catch_up import CatchUp
 
-__all__ = ["FragmentPlan", "ScanPlan", "ShardPlan", "Superseded", "TierPlan", "count_superseded", "plan_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:

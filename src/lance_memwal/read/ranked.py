@@ -19,8 +19,6 @@ import pyarrow as pa
 from lance_memwal.rows.dictionaries import take_rows
 from lance_memwal.rows.normal_form import no_rows
 
-__all__ = ["Ranked", "fuse", "to_table"]
-
 _FUSION_CONSTANT = 60
 
 
@@ -48,6 +46,12 @@ class Ranked:
         scores = np.concatenate([s for _, _, s in parts])
         order = np.lexsort((positions, sources, scores if ascending else -scores))[:k]
         return cls(sources[order], positions[order], scores[order])
+
+    def distinct(self, k: int) -> Ranked:
+        """The first `k` different rows, each where it is ranked best."""
+        _, first = np.unique(np.stack([self.sources, self.positions]), axis=1, return_index=True)
+        kept = np.sort(first)[:k]
+        return Ranked(self.sources[kept], self.positions[kept], self.scores[kept])
 
     def after(self, offset: int) -> Ranked:
         """What is left without the first `offset` rows."""

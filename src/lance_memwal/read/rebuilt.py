@@ -32,8 +32,6 @@ from lance_memwal.read.tiers import PARALLEL_LOOKS, PARALLEL_READS, ShardView, T
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
-__all__ = ["IsPinned", "base_of", "check_whole", "manifest_of", "of_each_shard", "rebuild"]
-
 IsPinned: TypeAlias = Callable[[BaseTable, Snapshot], bool]
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ Owns the sources: their rows have positions 0 .. `num_rows`, and all kinds answe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,24 +26,15 @@ from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE
 from lance_memwal.process.lazy import lazy
-from lance_memwal.read.base_rows import row_ids_of
+from lance_memwal.read.base_rows import row_ids_of, shown_rows
 from lance_memwal.read.fresh import live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.merge import Merge
 from lance_memwal.read.superseded_rows import SupersededRows
-from lance_memwal.rows.filter import RowFilter
+from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
-
-__all__ = [
-    "FragmentSource",
-    "FreshSource",
-    "LargeSsTableSource",
-    "MemorySource",
-    "SsTableSource",
-    "fresh_sources",
-]
 
 Mask = npt.NDArray[np.bool_]
 _LARGE_BATCH_ROWS = 1 << 16
@@ -84,11 +75,11 @@ class MemorySource(_TableSource):
         return matching_rows([(self.table, narrowed(self.ref, row_filter, self.live))], row_filter)[0]
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
-        """The memtable's own index if it has this analyzer, else one made for this search."""
+        """The memtable's own index if it has this analyzer, else one that is kept until rows are appended."""
         for index in self.ref.indexes:
             if isinstance(index, FtsMemIndex) and index.column == column and index.analyzer == analyzer:
                 return index
-        return FtsMemIndex.of_texts(column, self.column(column), analyzer)
+        return _kept_texts((self.ref.memtable.mark, column), column, analyzer, self.column, self.num_rows)
 
 
 class SsTableSource(_TableSource):
@@ -187,6 +178,15 @@ class FragmentSource:
             CACHE.keep(slot, found, found.nbytes)
         return found
 
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        if row_filter is None or not self.live.any():
+            return self.live
+        base, shared = self._merge.snapshot.base, pushdown(row_filter)
+        with base.reading("filtering the base table", given=True):
+            rows = self._fragment.scanner(columns=shared.columns, filter=shared.told, with_row_id=True).to_table()
+        return self.live & np.isin(self.row_ids, row_ids_of(shared.finish(shown_rows(base, rows))))
+
     def column(self, name: str) -> pa.Array:
         """One column of all rows."""
         with self._merge.snapshot.base.reading("reading the base table"):
@@ -201,9 +201,16 @@ class FragmentSource:
         return _kept_texts(key, column, analyzer, self.column)
 
 
-def _kept_texts(key: tuple[str, ...], column: str, analyzer: Analyzer, read: Callable[[str], pa.Array]) -> FtsMemIndex:
-    """The text index over the values that `key` stands for, kept."""
-    return CACHE.fetch(("text", *key, repr(analyzer)), lambda: FtsMemIndex.of_texts(column, read(column), analyzer))
+def _kept_texts(
+    key: tuple[Hashable, ...],
+    column: str,
+    analyzer: Analyzer,
+    read: Callable[[str], pa.Array],
+    made_of: Hashable = None,
+) -> FtsMemIndex:
+    """The text index over the values that `key` and `made_of` identify, kept."""
+    slot = ("text", *key, repr(analyzer))
+    return CACHE.fetch(slot, lambda: FtsMemIndex.of_texts(column, read(column), analyzer), made_of)
 
 
 FreshSource: TypeAlias = MemorySource | SsTableSource | LargeSsTableSource

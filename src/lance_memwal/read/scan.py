@@ -1,6 +1,6 @@
 """A scan of a table: all live rows of all tiers, projected, filtered, ordered, limited.
 
-Owns the public `Scan`. Invariants:
+Owns `Read`, what a caller wants to read, and the public `Scan`. Invariants:
 
 1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
 2. Limit and offset count live, matching rows, after these were put in order.
@@ -12,15 +12,15 @@ Owns the public `Scan`. Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_flag, check_number
+from lance_memwal.arguments import check_choice, check_flag, check_number
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.extras import need
 from lance_memwal.process.telemetry import spanned
@@ -28,16 +28,33 @@ from lance_memwal.read.count import live_rows_of
 from lance_memwal.read.merge import BaseRead, Merge, Projection
 from lance_memwal.read.order import Order
 from lance_memwal.read.plan import ScanPlan, plan_of
-from lance_memwal.read.tiers import Tiers, missing_is_collected, with_restarts
+from lance_memwal.read.tiers import Consistency, MemTables, Tiers, missing_is_collected, with_restarts
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
-from lance_memwal.rows.notebook import html_of_schema
 from lance_memwal.rows.projection import checked_paths
 
-__all__ = ["Scan", "Travel"]
-
 T = TypeVar("T")
-Travel: TypeAlias = Callable[[dict[str, Any]], tuple[Any, ...]]  # the query to what `__reduce__` returns
+Pickled: TypeAlias = Callable[["Read"], tuple[Any, ...]]
 _BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a caller wants to read; see `Readable.scan` for the meaning of each field. It can be pickled without `in_memory`."""
+
+    columns: Sequence[str] | None = None
+    filter: FilterLike | RowFilter | None = None
+    limit: int | None = None
+    offset: int | None = None
+    order_by: Sequence[str] | None = None
+    with_row_address: bool = False
+    with_generation: bool = False
+    with_row_id: bool = False
+    consistency: Consistency = "fresh"
+    shards: Collection[str] | None = None
+    in_memory: MemTables | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("consistency", self.consistency, ("fresh", "flushed"))
 
 
 class Scan:
@@ -46,47 +63,33 @@ class Scan:
     def __init__(
         self,
         capture: Callable[[], Tiers],
+        read: Read | None = None,
         *,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike | RowFilter | None = None,  # noqa: A002
-        limit: int | None = None,
-        offset: int | None = None,
-        order_by: Sequence[str] | None = None,
-        with_row_address: bool = False,
-        with_generation: bool = False,
-        with_row_id: bool = False,
-        travel: Travel | None = None,
+        pickled: Pickled | None = None,
         on_base_read: BaseRead | None = None,
     ) -> None:
         """`capture` gives a snapshot: once now, and again only if collection removed what it needs.
 
-        `travel` says how the scan is pickled; None: it cannot be. `on_base_read` is told how much of the base table was
-        read, after a read that went to its end.
+        `pickled` returns what `__reduce__` returns; None: the scan cannot be pickled. `on_base_read` is told how much of the
+        base table was read, after a read that went to its end.
         """
-        self._travel = travel
+        self._read = read = read or Read()
+        self._pickled = pickled
         self._on_base_read = on_base_read
-        self._query = {
-            "columns": columns,
-            "filter": filter,
-            "limit": limit,
-            "offset": offset,
-            "order_by": order_by,
-            "with_row_address": with_row_address,
-            "with_generation": with_generation,
-            "with_row_id": with_row_id,
-        }
-        check_flag("with_row_address", with_row_address)
-        check_flag("with_generation", with_generation)
-        check_flag("with_row_id", with_row_id)
+        check_flag("with_row_address", read.with_row_address)
+        check_flag("with_generation", read.with_generation)
+        check_flag("with_row_id", read.with_row_id)
         self._capture = capture
         self._snapshot = capture()
         table = self._snapshot.schema.columns
-        self._projection = Projection(checked_paths(columns, table), with_row_address, with_generation, with_row_id)
+        self._projection = Projection(
+            checked_paths(read.columns, table), read.with_row_address, read.with_generation, read.with_row_id
+        )
         self._projection.schema(table)  # or says what is wrong with it, now
-        self._order = Order.of(order_by, self._snapshot.schema)
-        self._filter = as_filter(filter, table)
-        self._limit = _count("limit", limit)
-        self._offset = _count("offset", offset) or 0
+        self._order = None if read.order_by is None else Order.of(read.order_by, self._snapshot.schema)
+        self._filter = as_filter(read.filter, table)
+        self._limit = _count("limit", read.limit)
+        self._offset = _count("offset", read.offset) or 0
 
     @property
     def schema(self) -> pa.Schema:
@@ -101,11 +104,11 @@ class Scan:
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled scan is its query and the moment at which it is pickled: every copy reads the rows that are durable then,
         whenever and wherever it is read. They stay for the grace period of `gc`; later that is a `CollectedError`."""
-        if self._travel is None:
+        if self._pickled is None or self._read.in_memory is not None:
             raise InvalidInputError(
                 "this scan reads memory of this process, and cannot be pickled: send the table, and scan where it arrives"
             )
-        return self._travel(self._query)
+        return self._pickled(self._read)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """The rows as a stream for any library that takes Arrow's: `polars.DataFrame(scan)`, `pyarrow.table(scan)`."""
@@ -168,10 +171,10 @@ class Scan:
 
     def to_table(self) -> pa.Table:
         """All rows of the answer, in memory."""
-        return self._read_whole(partial(pa.Table.from_batches, schema=self.schema), self._projection)
+        return self._consume(partial(pa.Table.from_batches, schema=self.schema), self._projection)
 
     @spanned("memwal.scan")
-    def _read_whole(self, consume: Callable[[Iterator[pa.RecordBatch]], T], projection: Projection) -> T:
+    def _consume(self, consume: Callable[[Iterator[pa.RecordBatch]], T], projection: Projection) -> T:
         """What `consume` makes of all rows: nothing was handed out before its end, so it may start over."""
         if self._limit == 0:
             return consume(iter(()))
@@ -199,7 +202,7 @@ class Scan:
         if self._filter is None and not self._offset and self._limit is None:
             return with_restarts(self._capture, live_rows_of, self._snapshot)
         schema = self._snapshot.schema
-        return self._read_whole(_total, Projection(schema.primary_key or tuple(schema.columns.names[:1])))
+        return self._consume(_total, Projection(schema.primary_key or tuple(schema.columns.names[:1])))
 
     def plan(self) -> ScanPlan:
         """What this scan reads and what it leaves out; `explain` says it in words."""
@@ -215,11 +218,6 @@ class Scan:
     def __repr__(self) -> str:
         shards = len(self._snapshot.shards)
         return f"Scan(columns={list(self._projection.columns)}, filter={self._filter}, shards={shards})"
-
-    def _repr_html_(self) -> str:
-        facts = {"filter": self._filter, "order": self._order, "limit": self._limit, "offset": self._offset or None}
-        known = {name: value for name, value in facts.items() if value is not None}
-        return html_of_schema(f"Scan of {self._snapshot.location.describe()}", known, self.schema)
 
 
 def _unordered(merge: Merge, order: Order, count: int | None) -> Iterator[pa.RecordBatch]:

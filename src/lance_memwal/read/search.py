@@ -3,7 +3,7 @@
 Owns `search`: which column, which metric, and the shape of the answer. Invariants:
 
 1. Recency is decided before top-k, in every tier.
-2. BM25 statistics are those of the live rows of all tiers, so that scores of different tiers compare.
+2. BM25 statistics are those of the base table's text index in every tier, so scores of different tiers compare.
 3. A hybrid answer is the reciprocal rank fusion of the two rankings of the same snapshot.
 """
 
@@ -23,19 +23,16 @@ from lance_memwal.memtable.index.analyzer import is_text
 from lance_memwal.memtable.index.query import columns_of
 from lance_memwal.memtable.index.vectors import ANY_DISTANCE, DistanceRange, is_searchable, query_vector
 from lance_memwal.read.analyzers import memory_indexes, text_analyzers
-from lance_memwal.read.base_alone import best_in_base_alone
 from lance_memwal.read.base_rows import BaseRows
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.ranked import Ranked, fuse, to_table
 from lance_memwal.read.row_source import fresh_sources
-from lance_memwal.read.text_search import TextSearch, best_texts
+from lance_memwal.read.text_search import TextSearch, best_in_base_alone, best_texts
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.read.vector_search import VectorQuery, nearest_in_base, nearest_in_source
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.projection import check_free, checked_paths, column_at, field_at, roots_of
 from lance_memwal.sstable.mirrors import index_facts
-
-__all__ = ["SearchRequest", "search"]
 
 _HYBRID_DEPTH = 4
 

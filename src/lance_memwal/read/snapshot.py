@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from lance_memwal.errors import CorruptDataError, InvalidInputError, TableReplacedError, UnsupportedFormatError
 from lance_memwal.types import check_shard_id
 
-__all__ = ["Snapshot", "SnapshotShard", "is_snapshot_text"]
-
 _FORM = "memwal1"
 _MAX = (1 << 64) - 1
 _ANY_FORM = re.compile(r"memwal[0-9]{1,4}:")

@@ -28,8 +28,6 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["TailKeys", "TailRows", "tail_keys", "tail_memtables"]
-
 
 @dataclass(frozen=True, slots=True)
 class TailKeys:
@@ -94,7 +92,8 @@ class TailRows:
                 self._tables.append(MemTable(self._schema, generation, 0, entry.position))
             for number, batch in enumerate(entry.batches):
                 again = partial(self._read_again, entry.position, number) if self._schema.blobs else None
-                self._tables[-1].append(*self._adapter.adapt(batch, position=entry.position), again=again)
+                adapted = self._adapter.adapt(batch, entry.base, position=entry.position)
+                self._tables[-1].append(*adapted, again=again)
 
     def captured(self, manifest: ShardManifest) -> tuple[InMemoryMemTableRef, ...]:
         """All rows that were taken in."""
@@ -105,7 +104,7 @@ class TailRows:
         """One batch of a tail, whose blobs nobody holds; `CollectedError` if its entry is gone."""
         shard_id = self._manifest.shard_id
         for entry in read_run(self._location, shard_id, position, position + 1, tag=self._tag):
-            rows, _ = RowAdapter(self._schema).adapt(entry.batches[number], position=position)
+            rows, _ = RowAdapter(self._schema).adapt(entry.batches[number], entry.base, position=position)
             return rows
         raise CollectedError(f"position {position} of shard {shard_id} was collected meanwhile; read again")
 
@@ -135,7 +134,7 @@ def tail_keys(
         rows += entry.num_rows
         size_bytes += entry.size_bytes
         for batch in entry.batches if key else ():
-            adapted, _ = adapter.adapt(batch, position=entry.position)
+            adapted, _ = adapter.adapt(batch, entry.base, position=entry.position)
             parts.append(key_array(adapted.columns).unique())  # a copy: the entry is let go
     looked.warn(manifest)
     return TailKeys(rows, size_bytes, concat_keys(parts) if parts else None)

@@ -22,7 +22,7 @@ names the same things and holds no row. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,11 +30,10 @@ from typing import Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_choice, check_names
+from lance_memwal.arguments import check_choice
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.errors import (
     CollectedError,
-    ConflictError,
     CorruptDataError,
     InvalidInputError,
     ObjectNotFoundError,
@@ -49,31 +48,21 @@ from lance_memwal.log.tail import settled
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from lance_memwal.process.cache import CACHE, Slot
+from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.followed_tail import FollowedTail
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest, SsTable, check_shard_id
-
-__all__ = [
-    "PARALLEL_LOOKS",
-    "PARALLEL_READS",
-    "Candidates",
-    "Consistency",
-    "ShardView",
-    "Tiers",
-    "TierSource",
-    "missing_is_collected",
-    "with_restarts",
-]
+from lance_memwal.store.sequenced import attempts
+from lance_memwal.types import ShardManifest, SsTable, check_shard_ids
 
 Consistency = Literal["fresh", "flushed"]
+MemTables: TypeAlias = InMemoryMemTables | Iterable[InMemoryMemTables]
 Candidates: TypeAlias = Callable[[BaseTable, Collection[str]], Collection[str] | None]
 """Those of the given shards of a table that can hold matching rows; None: all of them."""
 
 T = TypeVar("T")
-_MAX_TRIES = 64
 _MAX_RESTARTS = 16
 _MAX_MISSING = 3
 PARALLEL_READS = 8
@@ -111,14 +100,19 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """All tiers of a table at one moment, with the columns that readers see; `base_table` is None where only memory is
-    read, or where there is none."""
+    """All tiers of a table at one time, with the columns that readers see.
+
+    `base_table` is None if only memory is read, or if there is no base table. `base_lookup` finds its rows by key. Of a fixed
+    snapshot there is no newer state: if GC removed a part of it, a read does not start again.
+    """
 
     location: Location
     schema: TableSchema
     base_table: BaseTable | None
     shards: tuple[ShardView, ...]
     pruned_shards: tuple[str, ...] = field(default=(), compare=False)
+    base_lookup: BaseLookup = field(default_factory=BaseLookup, compare=False, repr=False)
+    is_fixed: bool = field(default=False, compare=False)
 
     @classmethod
     def of_memory(cls, location: Location, schema: TableSchema, memtables: InMemoryMemTables) -> Tiers:
@@ -134,10 +128,16 @@ class Tiers:
         return cls(location, schema.shown, None, (ShardView(manifest, memtables.ascending).above(0, schema),))
 
     @classmethod
-    def above_base(cls, base: BaseTable, views: Iterable[tuple[ShardView, int]], pruned: tuple[str, ...] = ()) -> Tiers:
+    def above_base(
+        cls,
+        base: BaseTable,
+        views: Iterable[tuple[ShardView, int]],
+        pruned: tuple[str, ...] = (),
+        base_lookup: BaseLookup | None = None,
+    ) -> Tiers:
         """The tiers of a table, each without what a lower one holds; every shard comes with its mark in `base`."""
         shards = tuple([view.above(mark, base.columns) for view, mark in views])
-        return cls(base.location, base.columns.shown, base, shards, pruned)
+        return cls(base.location, base.columns.shown, base, shards, pruned, base_lookup or BaseLookup())
 
     @property
     def base(self) -> BaseTable:
@@ -176,6 +176,7 @@ class TierSource:
         self._clock = clock
         self._manifests: dict[str, ShardManifestStore] = {}
         self._origin = base.known.origin
+        self._base_lookup = BaseLookup()
 
     def manifests(self, shard_id: str) -> ShardManifestStore:
         """The manifests of one shard."""
@@ -197,7 +198,7 @@ class TierSource:
         *,
         consistency: Consistency = "fresh",
         shards: Collection[str] | None = None,
-        in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None = None,
+        in_memory: MemTables | None = None,
         candidates: Candidates = _all_shards,
         before: BaseTable | None = None,
     ) -> Tiers:
@@ -207,17 +208,17 @@ class TierSource:
         """
         check_choice("consistency", consistency, ("fresh", "flushed"))
         if shards is not None:
-            shards = [check_shard_id(shard_id) for shard_id in check_names("shards", shards)]
-        given = _by_shard(in_memory)
+            shards = check_shard_ids(shards)
+        given = captures_by_shard(in_memory)
 
         def read(before: BaseTable, wanted: list[str]) -> list[ShardView]:
-            captured = {s: self._memtables(s, given.get(s), consistency, before) for s in wanted}
+            captured = {s: self._memtables(s, given.get(s, ()), consistency, before) for s in wanted}
             return self._each(
                 wanted, lambda s: self._capture_shard(s, captured[s], consistency, before), PARALLEL_READS
             )
 
         base, views, pruned = self._of_one_table(candidates, shards, read, before)
-        return Tiers.above_base(base, views, pruned)
+        return Tiers.above_base(base, views, pruned, self._base_lookup)
 
     def snapshot(self, *, consistency: Consistency = "fresh", candidates: Candidates = _all_shards) -> Snapshot:
         """What storage has now, as a value; what only a writer of this process holds is not in it."""
@@ -225,7 +226,7 @@ class TierSource:
         def read(before: BaseTable, wanted: list[str]) -> list[_Point]:
             return self._each(wanted, lambda s: self._point_of(s, consistency, before.tag), PARALLEL_LOOKS)
 
-        for _ in range(_MAX_TRIES):
+        for _ in attempts(f"the table at {self.location.describe()}", self._clock):
             base, found, _ = self._of_one_table(candidates, None, read)
             if all(mark < point.manifest.current_generation for point, mark in found):
                 break  # else the base has rows of entries above a tip, which a feed would tell once more
@@ -239,7 +240,7 @@ class TierSource:
         looked_at: BaseTable | None = None,
     ) -> tuple[BaseTable, list[tuple[_Found, int]], tuple[str, ...]]:
         """The base version, looked at last, what was found of each shard with its mark, and the shards that were pruned."""
-        for attempt in range(_MAX_TRIES):
+        for attempt in attempts(f"the table at {self.location.describe()}", self._clock):
             before = self.base(None if attempt else looked_at)
             listed = list_shards(self.location)
             possible = candidates(before, listed)
@@ -254,10 +255,6 @@ class TierSource:
             base = self.base()
             if base.table_id == before.table_id:
                 break
-        else:
-            raise ConflictError(
-                f"the table at {self.location.describe()} is made anew faster than it can be read; retry"
-            )
         base.need_details()
         marks = compacted(base)
         marked = [(shard, marks.get(shard.manifest.shard_id, 0)) for shard in found]
@@ -271,12 +268,14 @@ class TierSource:
         return [item for item in found if item is not None]
 
     def _memtables(
-        self, shard_id: str, given: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
+        self, shard_id: str, given: Sequence[InMemoryMemTables], consistency: Consistency, base: BaseTable
     ) -> InMemoryMemTables | None:
-        if given is None and consistency == "fresh":
+        if not given and consistency == "fresh":
             shard = live.find(self.location.key, shard_id)
-            given = None if shard is None else shard.capture()
-        return given if given is not None and given.is_of(base.table_id) else None
+            captured = None if shard is None else shard.capture()
+            given = () if captured is None else (captured,)
+        own = [capture for capture in given if capture.is_of(base.table_id)]
+        return InMemoryMemTables.merged(own) if own else None
 
     def _capture_shard(
         self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
@@ -337,7 +336,8 @@ def _table_of(base: BaseTable) -> object:
     return base.origin if base.table_id is None else base.table_id
 
 
-def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:
+def captures_by_shard(in_memory: MemTables | None) -> Mapping[str, Sequence[InMemoryMemTables]]:
+    """Captures of memtables by shard; `InvalidInputError` if they are something else."""
     if in_memory is None:
         return {}
     try:
@@ -346,17 +346,21 @@ def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None)
         captures = []
     if not captures or not all(isinstance(capture, InMemoryMemTables) for capture in captures):
         raise InvalidInputError("in_memory takes what in_memory_memtable_refs() returned, of one or several writers")
-    return {capture.shard_id: capture for capture in captures}
+    by_shard: dict[str, list[InMemoryMemTables]] = {}
+    for capture in captures:
+        by_shard.setdefault(capture.shard_id, []).append(capture)
+    return by_shard
 
 
 def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMemTableRef:
     """The captured rows with the columns that the table has now; the writer's own if it has seen them."""
     known = ref.memtable.schema
-    if known == schema:
+    if schema.is_like(known):
         return ref
     adapter, table = RowAdapter(schema), MemTable(schema, ref.generation, 0, 0)
     for batch in ref.stored():
-        table.append(*adapter.adapt(pa.RecordBatch.from_arrays(batch.columns, schema=known.with_ids)))
+        stored = pa.RecordBatch.from_arrays(batch.columns, schema=known.with_ids)
+        table.append(*adapter.adapt(stored, known.base))
     return table.capture()
 
 
@@ -384,9 +388,11 @@ def with_restarts(capture: Callable[[], Tiers], read: Callable[[Tiers], T], firs
             snapshot = capture() if snapshot is None else snapshot
             return read(snapshot)
         except CollectedError:
-            if attempt == _MAX_RESTARTS:
+            if attempt == _MAX_RESTARTS or (snapshot is not None and snapshot.is_fixed):
                 raise
         except ObjectNotFoundError as error:
+            if snapshot is not None and snapshot.is_fixed:
+                raise CollectedError("GC removed what this snapshot needs; take a new snapshot") from None
             missing += 1
             if missing > _MAX_MISSING or attempt == _MAX_RESTARTS:
                 raise CorruptDataError("the shard lists an SSTable that is not there", path=error.path) from None

@@ -29,13 +29,11 @@ from lance_memwal.read.base_rows import row_ids_of, shown_rows
 from lance_memwal.read.fresh import live_rows, not_in
 from lance_memwal.read.merge import Merge
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTableSource
-from lance_memwal.rows.filter import FilterLike, RowFilter, pushdown
+from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.types import ROW_ADDRESS, ROW_ID
-
-__all__ = ["VectorQuery", "nearest_in_base", "nearest_in_source"]
 
 _EXTRA = 16
 # Compressed vectors rank worse: of the nearest ten 0.5 to 0.9 were found without, 0.95 to 1 with so many candidates for each.
@@ -168,7 +166,7 @@ def _mirror_metric(reader: SsTableReader, stored: str) -> str | None:
 
 
 def _ask_mirror(
-    source: LargeSsTableSource, stored: str, asked: VectorQuery, fetch: int, told: FilterLike | None
+    source: LargeSsTableSource, stored: str, asked: VectorQuery, fetch: int, told: str | None
 ) -> tuple[npt.NDArray[np.int64], pa.Array] | None:
     """Offsets and vectors that the index proposes; None if it has fewer than were asked for."""
     nearest = asked.to_lance(stored, fetch, ef=max(asked.ef or _LARGE_EF, 2 * fetch), use_index=True)
@@ -236,7 +234,7 @@ def _stream_base(merge: Merge, asked: VectorQuery) -> Nearest:
 
 
 def _ask_lance(
-    merge: Merge, told: FilterLike | None, asked: VectorQuery, fetch: int, wanted: list[str], *, use_index: bool
+    merge: Merge, told: str | None, asked: VectorQuery, fetch: int, wanted: list[str], *, use_index: bool
 ) -> pa.Table:
     if fetch == 0:
         fields = [merge.snapshot.schema.columns.field(name) for name in wanted]

@@ -17,38 +17,57 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.errors import CorruptDataError, InvalidInputError, UndecidedColumnsError, UnsupportedFormatError
 from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.field_match import ColumnMatch, Fit
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import is_always_normal, normal, nulls
+from lance_memwal.rows.past_columns import Written, undecided_text
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.types import TOMBSTONE
-
-__all__ = ["RowAdapter", "in_columns_of", "live_flags", "tombstone_flags", "with_flags"]
+from lance_memwal.types import TOMBSTONE, BaseMark
 
 
 class RowAdapter:
     """Adapts batches of one table; remembers the plan of the last stored schema, since runs of entries share it."""
 
-    __slots__ = ("_as_stored", "_columns", "_keys", "_plan", "_relaxed", "_schema", "_tombstone_at")
+    __slots__ = (
+        "_as_stored",
+        "_base",
+        "_columns",
+        "_keeps_all",
+        "_keys",
+        "_plan",
+        "_relaxed",
+        "_schema",
+        "_tombstone_at",
+    )
 
-    def __init__(self, schema: TableSchema) -> None:
+    def __init__(self, schema: TableSchema, *, keeps_all: bool = False) -> None:
+        """`keeps_all`: the rows replace the stored ones, so undecided columns raise `UndecidedColumnsError`, and are not read
+        as null."""
         self._schema = schema
+        self._keeps_all = keeps_all
         self._relaxed = schema.nullable
         self._columns: pa.Schema | None = None
+        self._base: BaseMark | None = None  # whose columns these are
         self._plan: Sequence[tuple[int, Fit]] = ()
         self._as_stored = False  # whether every column is taken as it is
         self._keys = [(self._relaxed.get_field_index(name), name) for name in schema.primary_key]
         self._tombstone_at = -1
 
-    def adapt(self, batch: pa.RecordBatch, *, position: int | None = None) -> tuple[pa.RecordBatch, pa.Array | None]:
-        """The batch with the table's columns, and its tombstone flags (None: every row lives)."""
-        if self._columns is None or not batch.schema.equals(self._columns, check_metadata=True):
-            self._plan = self._make_plan(batch.schema, position)
+    def adapt(
+        self, batch: pa.RecordBatch, base: BaseMark | None, *, position: int | None = None
+    ) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """The batch with the table's columns, and its tombstone flags (None: every row lives).
+
+        `base` is the base version that the batch was written against; None if it is not recorded.
+        """
+        is_known = self._columns is not None and base == self._base
+        if not is_known or not batch.schema.equals(self._columns, check_metadata=True):
+            self._plan = self._make_plan(batch.schema, base, position)
             self._as_stored = all(_is_as_stored(fit) for _, fit in self._plan)
             self._tombstone_at = self._find_tombstone(batch.schema, position)
-            self._columns = batch.schema
+            self._columns, self._base = batch.schema, base
         rows = batch.num_rows
         if self._as_stored:
             arrays = [batch.column(index) for index, _ in self._plan]
@@ -77,9 +96,12 @@ class RowAdapter:
             )
         return index
 
-    def _make_plan(self, stored: pa.Schema, position: int | None) -> list[tuple[int, Fit]]:
-        match = ColumnMatch(stored, self._schema, position=position)
+    def _make_plan(self, stored: pa.Schema, base: BaseMark | None, position: int | None) -> list[tuple[int, Fit]]:
+        match = ColumnMatch(stored, self._schema, Written(base), position=position)
         plan = [match.find(name) for name in self._relaxed.names]
+        if self._keeps_all and match.undecided:
+            raise UndecidedColumnsError(undecided_text(match.undecided), position=position)
+        match.warn_undecided()
         for name, (_, fit) in zip(self._relaxed.names, plan, strict=True):
             if fit.absent and name in self._schema.primary_key:
                 raise UnsupportedFormatError(f"key column {name!r} is missing", position=position)
@@ -102,7 +124,7 @@ def in_columns_of(schema: TableSchema, stored: TableSchema, rows: Iterable[pa.Re
     """Rows of a moment at which the table had the columns `stored`, all of which they have, in the columns `schema`."""
     adapter, columns = RowAdapter(schema), pa.schema(list(stored.with_ids)[:-1])
     for part in rows:
-        yield adapter.adapt(pa.RecordBatch.from_arrays(part.columns, schema=columns))[0]
+        yield adapter.adapt(pa.RecordBatch.from_arrays(part.columns, schema=columns), stored.base)[0]
 
 
 def with_flags(batch: pa.RecordBatch, flags: pa.Array | None, memory: pa.Schema) -> pa.RecordBatch:

@@ -25,40 +25,10 @@ from lance.blob import BlobType
 
 from lance_memwal.errors import InvalidInputError, UnsupportedFormatError
 
-__all__ = [
-    "PART_BYTES",
-    "PREPARED_NAME",
-    "FileVersion",
-    "SECOND_LAYOUT",
-    "as_shown",
-    "as_prepared",
-    "as_stored",
-    "blob_buffer",
-    "blob_column_of",
-    "by_bytes",
-    "bytes_of",
-    "check_inline",
-    "shown_blobs",
-    "from_prepared",
-    "has_references",
-    "is_blob",
-    "shows_blobs",
-    "is_prepared",
-    "is_second_layout",
-    "one_blob",
-    "prepared_field",
-    "same_blobs",
-    "shown_batch",
-    "shown_field",
-    "sizes_of",
-    "unmarked",
-    "version_of_new_files",
-]
-
 SECOND_LAYOUT = "lance.blob.v2"
 PART_BYTES = 8 << 20  # of blobs that are handed on together
 FileVersion: TypeAlias = Literal["2.1"]
-_MARK = b"lance-encoding:blob"
+BLOB_MARK = b"lance-encoding:blob"
 _FIRST = pa.struct([("position", pa.uint64()), ("size", pa.uint64())])
 _SECOND = pa.struct(
     [
@@ -88,7 +58,7 @@ _PREPARED = (
 def is_blob(field: pa.Field) -> bool:
     """Whether the values of this column are blobs, in stored form."""
     return is_second_layout(field.type) or (
-        pa.types.is_large_binary(field.type) and (field.metadata or {}).get(_MARK) == b"true"
+        pa.types.is_large_binary(field.type) and (field.metadata or {}).get(BLOB_MARK) == b"true"
     )
 
 
@@ -103,7 +73,7 @@ def shown_field(field: pa.Field) -> pa.Field:
         return field
     if not is_second_layout(field.type):
         return field.with_type(_FIRST)
-    marks = {_MARK: b"true", b"lance-encoding:packed": b"true"}
+    marks = {BLOB_MARK: b"true", b"lance-encoding:packed": b"true"}
     return field.with_type(_SECOND).with_metadata({**(field.metadata or {}), **marks})
 
 
@@ -114,7 +84,7 @@ def version_of_new_files(schema: pa.Schema) -> FileVersion | None:
 
 def shows_blobs(field: pa.Field) -> bool:
     """Whether this column shows blobs."""
-    return pa.types.is_struct(field.type) and _MARK in (field.metadata or {})
+    return pa.types.is_struct(field.type) and BLOB_MARK in (field.metadata or {})
 
 
 def unmarked(rows: pa.Table) -> pa.Table:

@@ -31,8 +31,6 @@ from lance.schema import LanceSchema
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["bucket_of", "bucket_of_one", "is_bucket_type"]
-
 _EXACT_TYPES = frozenset(
     {
         pa.bool_(),

@@ -15,17 +15,6 @@ import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = [
-    "Place",
-    "SmallDictionaries",
-    "array_of",
-    "check_dictionaries",
-    "dictionaries",
-    "dictionary_at",
-    "small_dictionaries",
-    "take_rows",
-]
-
 Place: TypeAlias = tuple[int, ...]
 """A column, and the way to the dictionary inside it: the numbers of the children."""
 
@@ -40,6 +29,22 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
         if not pa.types.is_dictionary(kind):
             raise
         return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+
+
+def with_wide_indices(field: pa.Field) -> pa.Field:
+    """The column of a new table: pandas categoricals have 8-bit indices, which count 127 values, so they become 32-bit ones."""
+    kind, types = field.type, pa.types
+    if types.is_dictionary(kind) and kind.index_type.bit_width <= _FEW_BITS:
+        return field.with_type(pa.dictionary(pa.int32(), kind.value_type, ordered=kind.ordered))
+    if types.is_struct(kind):
+        return field.with_type(pa.struct(list(map(with_wide_indices, kind))))
+    if types.is_list(kind) or types.is_large_list(kind):
+        item = with_wide_indices(kind.value_field)
+        return field.with_type(pa.list_(item) if types.is_list(kind) else pa.large_list(item))
+    if types.is_map(kind):
+        key, item = with_wide_indices(kind.key_field), with_wide_indices(kind.item_field)
+        return field.with_type(pa.map_(key, item, keys_sorted=kind.keys_sorted))
+    return field
 
 
 def dictionaries(columns: pa.Schema) -> Iterator[tuple[Place, pa.DictionaryType]]:

@@ -1,13 +1,15 @@
-"""What a pyarrow expression says: what it demands of columns, and what it would be in SQL.
+"""Read pyarrow expressions: what they demand of columns, and the same condition as SQL.
 
-Owns `demands_of` and `with_sql_nulls`. An expression is read from its serialized form, which names calls, fields and
-literals one by one: its text is for people. Invariants:
+Entry points: `demands_of` lists predicates that all matching rows satisfy, `sql_of` translates a whole expression,
+`with_sql_nulls` gives lists of values the null rules of SQL. An expression is read from its serialized form, which names
+calls, fields and literals one by one. Its `str` is for people.
 
-1. Every row for which the expression is true satisfies every demand that is found: a part may be missed, none is
-   invented. What is not certainly understood (casts, arithmetic, other functions, a null among the values) gives none.
-2. The values of a demand have the type of their column, unchanged; one that the column cannot hold gives no demand.
-3. Only integers, booleans, texts, dates and timestamps give any: Lance and pyarrow compare them alike. They differ on NaN
-   and on -0.0.
+1. All rows for which the expression is true satisfy all demands. Parts that are not supported (casts, arithmetic, other
+   functions, a null among the values) give no demand, and the whole has no SQL then.
+2. Demands and SQL depend only on the columns that the expression names. A table may have other columns of any type.
+3. The values of a demand have the type of their column, unchanged. A value that the column cannot hold gives no demand.
+4. Only integers, booleans, strings, dates and timestamps give demands. Lance and pyarrow compare other types differently,
+   such as NaN and -0.0.
 """
 
 from __future__ import annotations
@@ -22,9 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.sql import Equals, In, IsNotNull, IsNull, Predicate, Range
-
-__all__ = ["demands_of", "with_sql_nulls"]
+from lance_memwal.rows.sql import Equals, In, IsNotNull, IsNull, Predicate, Range, demand_text, parse
 
 _LINE = re.compile(r"^(call|end|field_ref|nested_field_ref|literal|options): '(.*)'$")
 _AND = frozenset({"and", "and_kleene"})
@@ -63,17 +63,30 @@ Demand = tuple[str, Predicate]
 
 def demands_of(expression: pc.Expression, schema: pa.Schema) -> list[Demand]:
     """The columns of `schema` of which the expression demands something, and what; values are scalars of their types."""
-    if any("\n" in name for name in schema.names):
-        return []  # the lines below would not be what they seem
-    node = _read(expression)
-    return [] if node is None else list(_demands(node, schema))
+    node = _read(expression, schema)
+    try:
+        return [] if node is None else list(_demands(node, schema))
+    except RecursionError:
+        return []
+
+
+def sql_of(expression: pc.Expression, schema: pa.Schema) -> str | None:
+    """SQL that selects the same rows in Lance, or None if that is not certain."""
+    node = _read(expression, schema)
+    try:
+        sql = None if node is None else _sql(node, schema)
+    except RecursionError:
+        return None
+    return sql if sql is not None and parse(sql).fault is None else None
 
 
 # ----------------------------------------------------------------------------------------------- the serialized form
 
 
-def _read(expression: pc.Expression) -> _Node | None:
-    """The tree of an expression; None if it has something in it that we do not know."""
+def _read(expression: pc.Expression, schema: pa.Schema | None = None) -> _Node | None:
+    """The tree of an expression over these columns, or None if a part of it is not supported."""
+    if schema is not None and any("\n" in name for name in schema.names):
+        return None  # the metadata has one line per part
     try:
         batch = pa.ipc.open_file(expression.__reduce__()[1][0]).get_batch(0)
         return _tree(iter(_lines(batch.schema)), batch)
@@ -117,8 +130,8 @@ def _tree(lines: Iterator[tuple[str, str]], batch: pa.RecordBatch) -> _Node:
 
 def _demands(node: _Node, schema: pa.Schema) -> Iterator[Demand]:
     match node:
-        case _Call(function, sides, _) if function in _AND:
-            for side in sides:
+        case _Call(function, (_, _), _) if function in _AND:
+            for side in _joined(node, _AND):
                 yield from _demands(side, schema)
         case _Call("if_else", (_, then, _Literal(otherwise)), _) if not otherwise.as_py():
             yield from _demands(then, schema)  # where the condition is not true, neither is the whole
@@ -138,8 +151,8 @@ def _demand(node: _Call, schema: pa.Schema) -> Demand | None:
             return _of_column(name, IsNotNull(), schema)
         case _Call("is_in", (_Field(name),), options) if options is not None:
             return _among(name, list(options["value_set"].values), schema)
-        case _Call(function, (left, right), _) if function in _OR:
-            return _either(left, right, schema)
+        case _Call(function, (_, _), _) if function in _OR:
+            return _either(_joined(node, _OR), schema)
         case _Call(function, (_Field(name), _Literal(value)), _) if function in _FLIPPED:
             return _compared(function, name, value, schema)
         case _Call(function, (_Literal(value), _Field(name)), _) if function in _FLIPPED:
@@ -160,13 +173,18 @@ def _among(name: str, values: list[pa.Scalar], schema: pa.Schema) -> Demand | No
     return None if None in fitted or not fitted else _of_column(name, In(tuple(fitted)), schema)
 
 
-def _either(left: _Node, right: _Node, schema: pa.Schema) -> Demand | None:
+def _either(sides: list[_Node], schema: pa.Schema) -> Demand | None:
     """`a = 1 or a = 2` is `a in (1, 2)`."""
-    sides = [_demand(side, schema) if isinstance(side, _Call) else None for side in (left, right)]
-    if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0]:
-        return None
-    listed = [_listed(side[1]) for side in sides if side is not None]
-    return None if None in listed else (sides[0][0], In(tuple(value for values in listed for value in values or ())))
+    values: list[object] = []
+    names = set()
+    for side in sides:
+        found = _demand(side, schema) if isinstance(side, _Call) else None
+        listed = None if found is None else _listed(found[1])
+        if found is None or listed is None:
+            return None
+        names.add(found[0])
+        values += listed
+    return (names.pop(), In(tuple(values))) if len(names) == 1 else None
 
 
 def _listed(predicate: Predicate) -> tuple[object, ...] | None:
@@ -216,6 +234,55 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+# ------------------------------------------------------------------------------------------------------------ SQL
+
+
+def _sql(node: _Node, schema: pa.Schema, *, negated: bool = False) -> str | None:
+    """SQL that is true for the same rows; if `negated`, also null for the same rows."""
+    match node:
+        case _Call(function, (_, _), _) if function in _AND | _OR:
+            found = None if negated else _demand(node, schema)
+            if found is not None:  # a = 1 or a = 2
+                return _condition(found, schema)
+            sides = [_sql(side, schema, negated=negated) for side in _joined(node, _AND if function in _AND else _OR)]
+            return None if None in sides else f" {function.partition('_')[0]} ".join(f"({side})" for side in sides)
+        case _Call("invert", (inner,), _):
+            return _not(_sql(inner, schema, negated=True))
+        case _Call("not_equal", sides, options):
+            return _not(_sql(_Call("equal", sides, options), schema))
+        case _Call():
+            found = _demand(node, schema)
+            sql = None if found is None else _condition(found, schema)
+            # In pyarrow a null is not in a list. In SQL that is null.
+            return (
+                f"{sql} and {_condition((found[0], IsNotNull()), schema)}"
+                if found and negated and node.function == "is_in"
+                else sql
+            )
+    return None
+
+
+def _condition(demand: Demand, schema: pa.Schema) -> str:
+    name, predicate = demand
+    return demand_text(name, predicate, schema.field(name).type)
+
+
+def _not(sql: str | None) -> str | None:
+    return None if sql is None else f"not ({sql})"
+
+
+def _joined(node: _Node, functions: frozenset[str]) -> list[_Node]:
+    """The nodes that a chain of one operator joins: a and (b and c) has three."""
+    parts, left = [], [node]
+    while left:
+        match left.pop():
+            case _Call(function, (first, second), _) if function in functions:
+                left += [second, first]
+            case part:
+                parts.append(part)
+    return parts
+
+
 # ------------------------------------------------------------------------------------------------------ IN as in SQL
 
 
@@ -229,7 +296,10 @@ def with_sql_nulls(expression: pc.Expression) -> pc.Expression:
     node = _read(expression)
     if node is None:
         raise _untold()
-    return _rebuilt(node)
+    try:
+        return _rebuilt(node)
+    except RecursionError:
+        raise _untold() from None
 
 
 def _untold() -> InvalidInputError:

@@ -4,6 +4,7 @@ Owns `ColumnMatch`, `Fit` and `fit_of`, the one rule by which stored columns bec
 
 1. A column is matched by its Lance field id if the stored schema carries ids, else by name; so are the fields of a
    struct, at any depth; never by position. A field that the values lack is null, one that the table lacks is left out.
+   `TableSchema.past` decides what the ids of a stored schema mean. A field for which it cannot decide is null.
 2. Nothing is cast: another type is not understood, unless the id says that it is another field, which was dropped. (JSON
    in Lance's bytes is the same type in another form.)
 3. What fits already is returned as it is.
@@ -13,6 +14,7 @@ Worked example: stored struct<x 3, y 4>, the table has struct<z 4, w 5>: y is re
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +25,8 @@ from lance_memwal.errors import UnsupportedFormatError
 from lance_memwal.rows.blobs import is_second_layout, same_blobs
 from lance_memwal.rows.json_values import decoded, is_json_bytes
 from lance_memwal.rows.normal_form import nulls
+from lance_memwal.rows.past_columns import NO_FIELD, NOT_RECORDED, Undecided, Written, undecided_text
 from lance_memwal.rows.schema import FieldId, TableSchema, id_of
-
-__all__ = ["ColumnMatch", "Fit", "fit_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +78,20 @@ class Fit:
 class ColumnMatch:
     """Which stored columns are those of a table, and how their values fit; made once per stored schema.
 
-    The ids of stored columns are in their metadata. `where` (a path or position) is what errors name.
+    The ids of stored columns are in their metadata; `written` says what is recorded of them. `where` (a path or position)
+    is what errors name. `undecided` are the columns, of those that `find` was called for, that may be other columns.
     """
 
-    __slots__ = ("_by_id", "_known", "_schema", "_stored", "_where")
+    __slots__ = ("_by_id", "_columns", "_known", "_schema", "_where", "_written", "undecided")
 
-    def __init__(self, stored: pa.Schema, schema: TableSchema, **where: Any) -> None:
-        self._stored = stored
+    def __init__(self, stored: pa.Schema, schema: TableSchema, written: Written = NOT_RECORDED, **where: Any) -> None:
+        if schema.past is not None:
+            stored = schema.past.settle(stored, written)
+        self._columns = stored
         self._schema = schema
+        self._written = written
         self._where = where
+        self.undecided: dict[str, Undecided] = {}
         self._by_id = {number: i for i, field in enumerate(stored) if (number := id_of(field)) is not None}
         self._known: dict[str, tuple[int, Fit]] = {}
 
@@ -97,12 +103,27 @@ class ColumnMatch:
         known = self._known.get(name)
         if known is None:
             ids = self._schema.ids_of(name)
-            by_name: int = self._stored.get_field_index(name)
+            by_name: int = self._columns.get_field_index(name)
             at = self._by_id.get(ids.id, -1) if self._by_id and ids is not None else by_name
-            stored = self._stored.field(at) if at >= 0 else None
+            stored = self._own(name, self._columns.field(at)) if at >= 0 else None
             fit = fit_of(stored, self._schema.nullable.field(name), ids, **self._where)
             known = self._known[name] = (-1 if fit.absent else at, fit)
         return known
+
+    def _own(self, name: str, stored: pa.Field) -> pa.Field | None:
+        """The stored column without the fields that are others of the table today; None if it is another one itself."""
+        past = self._schema.past
+        if past is None:
+            return stored
+        own, undecided = past.own(stored, self._written)
+        if undecided:
+            self.undecided[name] = undecided
+        return None if id_of(own) == NO_FIELD else own
+
+    def warn_undecided(self) -> None:
+        """Warn of columns that are read as null; Python shows the same text once per process."""
+        if self.undecided:
+            warnings.warn(f"read as null: {undecided_text(self.undecided)}", UserWarning, stacklevel=3)
 
 
 def fit_of(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, **where: Any) -> Fit:

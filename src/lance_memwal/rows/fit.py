@@ -22,23 +22,12 @@ from lance_memwal.rows.adapt import live_flags
 from lance_memwal.rows.blobs import as_stored, check_inline, is_second_layout, same_blobs
 from lance_memwal.rows.ingest import left_out, may_cast, refuse_missing, to_batches, with_rows
 from lance_memwal.rows.json_values import holds_json, spelled
+from lance_memwal.rows.layouts import plain
 from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.uuid_text import is_uuid_text, uuids_of_texts
 from lance_memwal.rows.validity import validate
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
-
-__all__ = [
-    "Fitted",
-    "Fitter",
-    "LiveFlags",
-    "Missing",
-    "at_most",
-    "fills_missing",
-    "keeps_missing",
-    "tombstones",
-    "validate_rows",
-]
 
 _KEPT_FLAGS = 64
 _KEPT_FLAGS_ROWS = 65_536
@@ -146,9 +135,9 @@ class Fitter:
         if met.plan is not None:
             batch = self._apply(batch, met.plan)
         if self._json:
-            batch = self._changed(batch, self._json, spelled)
+            batch = changed_columns(batch, self._json, spelled)
         if self._loose:
-            batch = self._changed(batch, self._loose, normal)
+            batch = changed_columns(batch, self._loose, normal)
         for index in self._blobs:
             check_inline(batch.column(index), self.schema.columns.field(index).name)
         for index in self._not_null:
@@ -188,7 +177,7 @@ class Fitter:
         for change, columns in ((spelled, self._json), (normal, self._loose)):
             names = [self._relaxed.field(index).name for index in columns]
             if names:
-                part = self._changed(part, [i for i, name in enumerate(part.schema.names) if name in names], change)
+                part = changed_columns(part, [i for i, name in enumerate(part.schema.names) if name in names], change)
         for name, array in zip(part.schema.names, part.columns, strict=True):
             if is_second_layout(array.type):
                 check_inline(array, name)
@@ -238,18 +227,6 @@ class Fitter:
         may_be_null = flags is not None and name not in self.schema.primary_key
         if not may_be_null or pc.and_not(column.is_null(), flags).true_count:
             raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
-
-    def _changed(
-        self, batch: pa.RecordBatch, indexes: Sequence[int], change: Callable[[pa.Array], pa.Array]
-    ) -> pa.RecordBatch:
-        """`batch` with some of its columns in another form."""
-        arrays = batch.columns
-        for index in indexes:
-            try:
-                arrays[index] = change(arrays[index])
-            except InvalidInputError as error:
-                raise InvalidInputError(f"column {batch.schema.field(index).name!r}: {error}") from None
-        return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
     def _meet(self, schema: pa.Schema) -> _Met:
         """What to do with input of this schema. The plan has per table column the input's column (-1: fill with nulls) and
@@ -368,13 +345,27 @@ def validate_rows(batch: pa.RecordBatch) -> None:
         raise InvalidInputError("the batch is invalid, although each of its columns is sound") from None
 
 
+def changed_columns(
+    batch: pa.RecordBatch, indexes: Sequence[int], change: Callable[[pa.Array], pa.Array]
+) -> pa.RecordBatch:
+    """`batch` with some of its columns in another form."""
+    arrays = batch.columns
+    for index in indexes:
+        try:
+            arrays[index] = change(arrays[index])
+        except InvalidInputError as error:
+            raise InvalidInputError(f"column {batch.schema.field(index).name!r}: {error}") from None
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
 def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
-    if is_second_layout(column.type):
-        if not is_second_layout(array.type):
-            return as_stored(array, column.type)
+    if is_second_layout(array.type):
         check_inline(array, column.name)  # the short form would drop what is beside the bytes
         return same_blobs(array, column.type)
     try:
+        array = plain(array, column.type)
+        if is_second_layout(column.type):
+            return as_stored(array, column.type)
         if is_uuid_text(array.type, column.type):
             return uuids_of_texts(array)
         return normal(array.cast(loose(column.type), safe=True), column.type)

@@ -27,11 +27,10 @@ from lance_memwal.errors import InvalidInputError, reason_of
 from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.dictionaries import array_of
 from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.layouts import is_list_view, plain, value_type
 from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.uuid_text import is_uuid_text, uuids_as_bytes, uuids_of_texts, uuids_of_values
-
-__all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "reread", "to_batches", "to_parts", "with_rows"]
 
 # What a value that holds several has; a numpy scalar has none of these.
 _UUID_BYTES = pa.binary(16)
@@ -63,8 +62,11 @@ def reread(data: Any) -> Any:
     """`data`, so that it may be read more than once: an iterator, or a stream of another library, is read now."""
     if isinstance(data, Iterator):
         return list(data)
-    if hasattr(data, "__arrow_c_stream__") and not isinstance(data, pa.Table):
-        return _from_foreign(data)
+    if hasattr(data, "__arrow_c_stream__") and not isinstance(data, (pa.Table, pa.ChunkedArray)):
+        try:
+            return _from_foreign(data)
+        except InvalidInputError:  # one column, such as a Polars series, which can be read again
+            return data
     return data
 
 
@@ -273,6 +275,8 @@ def refuse_missing(names: Sequence[str]) -> InvalidInputError:
 
 def left_out(given: pa.Schema | pa.DataType, wanted: pa.Schema | pa.DataType) -> list[str]:
     """The columns, and fields of structs at any depth, that `given` does not have; paths with dots."""
+    if isinstance(given, pa.DataType):
+        given = value_type(given)
     if isinstance(wanted, pa.Schema) or pa.types.is_struct(wanted):
         if not isinstance(wanted, pa.Schema) and not pa.types.is_struct(given):
             return []
@@ -292,6 +296,7 @@ def left_out(given: pa.Schema | pa.DataType, wanted: pa.Schema | pa.DataType) ->
 def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether a cast keeps the meaning; the values are then checked by the safe cast itself."""
     types = pa.types
+    source, target = value_type(source), value_type(target)
     if source == target or types.is_null(source):
         return True
     if is_second_layout(target):
@@ -300,10 +305,8 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
         return True
     if isinstance(source, pa.BaseExtensionType) != isinstance(target, pa.BaseExtensionType):
         return may_cast(_storage_of(source), _storage_of(target))  # texts are JSON, 16 bytes are a UUID, and back
-    if types.is_dictionary(source):
-        return may_cast(source.value_type, target)
-    if types.is_dictionary(target):
-        return may_cast(source, target.value_type)
+    if isinstance(source, pa.JsonType) and isinstance(target, pa.JsonType):
+        return True
     if _is_list(source) and _is_list(target):
         return may_cast(source.value_type, target.value_type)
     if types.is_struct(source) and types.is_struct(target):
@@ -353,19 +356,28 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)) or is_list_view(
+        kind
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- keys
 
 
 def key_batch(keys: Any, schema: TableSchema) -> pa.RecordBatch:
-    """The primary key columns that `keys` names, in key order, with the table's types and no nulls."""
+    """The primary key columns that `keys` names, in key order, with the table's types and no nulls.
+
+    A dict may name other columns of the table, which are ignored. Another name is an error. Other columns of data are ignored.
+    """
     target = pa.schema([schema.columns.field(name) for name in schema.need_key()])
+    keys = list(keys) if isinstance(keys, Iterator) else keys
     table = _key_table(keys, target)
     twice = [name for name in target.names if table.schema.names.count(name) > 1]
     if twice:
         raise InvalidInputError(f"key column {twice[0]!r} is there twice")
+    unknown = [name for name in table.schema.names if name not in schema.columns.names]
+    if unknown and _are_dicts(keys):
+        raise InvalidInputError(f"the table has no column {unknown[0]!r}; the key is ({', '.join(target.names)})")
     missing = [name for name in target.names if name not in table.schema.names]
     if missing:
         raise InvalidInputError(f"key column {missing[0]!r} is missing; the key is ({', '.join(target.names)})")
@@ -374,17 +386,18 @@ def key_batch(keys: Any, schema: TableSchema) -> pa.RecordBatch:
 
 
 def _key_column(values: pa.ChunkedArray, column: pa.Field) -> pa.Array:
-    if values.null_count:
-        raise InvalidInputError(f"key column {column.name!r} must not be null")
     if values.type != column.type and not may_cast(values.type, column.type):
         raise InvalidInputError(f"key column {column.name!r} has type {values.type}, the table needs {column.type}")
     try:
-        array = one_array(values)
-        return uuids_of_texts(array) if is_uuid_text(array.type, column.type) else array.cast(column.type, safe=True)
+        array = plain(one_array(values), column.type)
+        array = uuids_of_texts(array) if is_uuid_text(array.type, column.type) else array.cast(column.type, safe=True)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInputError(
             f"key column {column.name!r} cannot be cast to {column.type}: {reason_of(error)}"
         ) from None
+    if array.null_count:
+        raise InvalidInputError(f"key column {column.name!r} must not be null")
+    return array
 
 
 def _key_table(keys: Any, target: pa.Schema) -> pa.Table:
@@ -399,6 +412,11 @@ def _key_table(keys: Any, target: pa.Schema) -> pa.Table:
     if hasattr(keys, "__array__") and not hasattr(keys, "columns"):  # numpy, a series of pandas or polars
         return _single(_column(target.names[0], keys, target), target)
     return _one_table(to_batches(keys, target), target)
+
+
+def _are_dicts(keys: Any) -> bool:
+    """Whether a person wrote the names: data of others may have more columns."""
+    return isinstance(keys[0] if isinstance(keys, (list, tuple)) and keys else keys, Mapping)
 
 
 def _is_one_key(keys: Any, target: pa.Schema) -> bool:
@@ -423,7 +441,7 @@ def _one_table(batches: list[pa.RecordBatch], target: pa.Schema) -> pa.Table:
 def _listed(keys: list[Any], target: pa.Schema) -> pa.Table:
     if not keys:
         return no_rows(target)
-    if all(isinstance(key, (pa.RecordBatch, pa.Table, Mapping)) for key in keys):
+    if all(isinstance(key, (pa.RecordBatch, pa.Table)) for key in keys) or _as_row(keys[0]) is not None:
         return _one_table(to_batches(keys, target), target)
     if len(target) == 1 and not all(isinstance(key, (tuple, list)) for key in keys):
         return _single(_column(target.names[0], keys, target), target)

@@ -1,4 +1,4 @@
-"""The frames of an Arrow IPC stream, without looking at the rows in them.
+"""Arrow IPC streams as bytes: frames, limits, writing and reading.
 
 Owns `end_of_stream`: whether a stream is there from its first message to its end-of-stream marker. Every message says how
 long its metadata and its body are, in places that no version of the format has moved, so that a stream whose types,
@@ -7,19 +7,23 @@ features or metadata version are unknown can still be told from one that was cut
     [0xFFFFFFFF][i32 metadata length][metadata: a flatbuffer with the body's length][body] ... [0xFFFFFFFF][0]
 
 Owns `asked_bytes`, too: what a stream asks for before Arrow allocates it. A compressed buffer begins with the bytes
-that it becomes (i64; -1: it is not compressed), and a few bytes may say any number.
+that it becomes (i64; -1: it is not compressed), and a few bytes may say any number. Owns `stream_of` and `read_stream`: rows as
+the bytes of one stream, and nothing else. Invariants:
 
-Invariant: input is hostile; every read is bounded by it.
+1. Input is hostile; every read is bounded by it.
+2. What `read_stream` returns is fully validated. Bytes that Arrow refuses, for any reason, are `CorruptDataError`, and so are
+   those that would become more than `MAX_STREAM_BYTES`, before they do.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["asked_bytes", "decompressed_bytes", "end_of_stream"]
+from lance_memwal.errors import CorruptDataError
 
 _FRAME: Final = struct.Struct("<Ii")
 _CONTINUATION: Final = 0xFFFFFFFF
@@ -122,3 +126,30 @@ def _slot(metadata: bytes, table: int, number: int) -> int | None:
         return None
     (offset,) = _short(metadata, vtable + at)
     return table + offset if offset else None
+
+
+# ------------------------------------------------------------------------------------------------------------ streams
+
+
+MAX_STREAM_BYTES: Final = 1 << 31
+
+
+def stream_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, compression: str | None = None) -> pa.Buffer:
+    """A stream that holds these batches of `schema`."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def read_stream(data: bytes, what: str, *, path: str | None = None) -> pa.Table:
+    """The rows of a stream that comes from storage; `what` it is and its `path` are for errors."""
+    try:
+        if asked_bytes(pa.py_buffer(data)) <= MAX_STREAM_BYTES:
+            table = pa.ipc.open_stream(data).read_all()
+            table.validate(full=True)
+            return table
+    except (pa.ArrowException, ValueError, TypeError, EOFError, OSError, struct.error) as error:
+        raise CorruptDataError(f"{what} cannot be read: {error}", path=path) from None
+    raise CorruptDataError(f"{what} would have more than {MAX_STREAM_BYTES} bytes", path=path)

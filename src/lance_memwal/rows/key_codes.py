@@ -24,8 +24,6 @@ import pyarrow as pa
 
 from lance_memwal.rows.siphash import hash_messages
 
-__all__ = ["BLOCK_ROWS", "hash_code", "hash_codes", "last_words", "sort_cells", "tail_codes"]
-
 U64Array = npt.NDArray[np.uint64]
 
 _WORD = 8

@@ -36,22 +36,6 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.key_codes import last_words
 from lance_memwal.rows.siphash import hash_messages, hash_words
 
-__all__ = [
-    "check_primary_key",
-    "comparable",
-    "encode_composite",
-    "encoder_of",
-    "ending_numbers",
-    "hash_is_exact",
-    "is_key_mark",
-    "is_key_type",
-    "is_key_type_of_others",
-    "key_hashes",
-    "key_marks",
-    "last_numbers",
-    "primary_key_columns",
-]
-
 _KEY = "lance-schema:unenforced-primary-key"
 _POSITION = _KEY + ":position"
 _TRUE = frozenset({b"true", b"1", b"yes", b"on", b"y"})

@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lance_memwal.rows.ipc_frames import stream_of
 from lance_memwal.rows.keys import as_numbers
-from lance_memwal.rows.streams import stream_of
-
-__all__ = ["PackedKeys"]
 
 _CODEC = "zstd"
 _NAME = "key"

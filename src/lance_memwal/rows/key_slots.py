@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 
 from lance_memwal.rows.key_codes import BLOCK_ROWS, hash_codes, tail_codes
 
-__all__ = ["SLOT_BYTES_PER_KEY", "KeySlots"]
-
 SLOT_BYTES_PER_KEY = 64
 _TABLES = 12
 _FEWEST_BITS = 4

@@ -29,19 +29,6 @@ from lance_memwal.rows.key_encoding import (
 )
 from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
 
-__all__ = [
-    "KeySet",
-    "as_numbers",
-    "check_unique_keys",
-    "concat_keys",
-    "first_of_each",
-    "key_array",
-    "last_of_each",
-    "newest_of_each",
-    "one_array",
-    "row_numbers",
-]
-
 _INT64 = pa.int64()
 _TABLE_SPAN = 1 << 26
 _TABLE_SPAN_PER_KEY = 4096

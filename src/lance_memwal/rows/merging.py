@@ -22,20 +22,6 @@ import pyarrow as pa
 from lance_memwal.arguments import check_column, check_instance, check_text
 from lance_memwal.errors import InvalidInputError, UnsupportedFormatError
 
-__all__ = [
-    "MERGE_KEY",
-    "SEQUENCE_KEY",
-    "FirstRow",
-    "LastWrite",
-    "Merge",
-    "check_merge",
-    "encode_merge",
-    "merge_of_text",
-    "order_of",
-    "stored_merge",
-    "text_of_merge",
-]
-
 MERGE_KEY = "memwal.merge"
 SEQUENCE_KEY = "memwal.sequence"
 """Where a table without a merge says by which sequence some of its writes go; as text it is a `LastWrite`."""

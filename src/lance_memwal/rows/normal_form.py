@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["blank", "is_always_normal", "loose", "no_rows", "normal", "nulls"]
-
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 
 

@@ -22,8 +22,6 @@ import pyarrow as pa
 
 from lance_memwal.rows.key_encoding import comparable, encoder_of
 
-__all__ = ["KeyForm"]
-
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _DAY_MILLISECONDS = 86_400_000
 _Convert = Callable[[Any], Any]

@@ -14,8 +14,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["to_plain"]
-
 
 def to_plain(value: Any) -> Any:
     """`value` as JSON can hold it: bytes in base64, times in ISO form, values as objects of what they were made of."""

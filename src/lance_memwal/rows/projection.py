@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 from lance_memwal.arguments import check_column, check_names
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["check_free", "checked_paths", "column_at", "field_at", "root_of", "roots_of", "value_at"]
-
 
 def checked_paths(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:
     """The columns and fields that a reader asked for (None: all columns); `InvalidInputError` if the table lacks one."""

@@ -22,8 +22,6 @@ import pyarrow.compute as pc
 
 from lance_memwal.rows.keys import one_array
 
-__all__ = ["occurrences", "row_codes", "value_codes"]
-
 Codes: TypeAlias = npt.NDArray[np.int64]
 
 

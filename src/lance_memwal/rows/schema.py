@@ -9,7 +9,7 @@ Owns `TableSchema`. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,21 +18,13 @@ from lance.schema import LanceSchema
 
 from lance_memwal.arguments import digits_of
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.blobs import is_blob, is_second_layout, prepared_field, shown_field
+from lance_memwal.rows.blobs import is_blob, is_prepared, is_second_layout, prepared_field, shown_field
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
 from lance_memwal.rows.json_values import holds_json, logged
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
 from lance_memwal.rows.one_key import KeyForm
-from lance_memwal.types import LANCE_COLUMNS, TOMBSTONE, TOMBSTONE_FIELD
-
-__all__ = [
-    "FIELD_ID",
-    "FieldId",
-    "TableSchema",
-    "as_lance",
-    "id_of",
-    "tagged",
-]
+from lance_memwal.rows.past_columns import Past
+from lance_memwal.types import LANCE_COLUMNS, TOMBSTONE, TOMBSTONE_FIELD, BaseMark
 
 FIELD_ID = b"lance:field_id"
 _RESERVED = LANCE_COLUMNS | {TOMBSTONE}
@@ -78,12 +70,14 @@ class TableSchema:
     `key_form` says how one key that Python code gives becomes one of a memtable.
 
     `blobs` are the blob columns, whose values are bytes here. `shown` is the same table as readers see it, this value
-    itself if there are none (`lance_memwal.rows.blobs`).
+    itself if there are none (`lance_memwal.rows.blobs`). `past` knows earlier columns of the base table, all of them
+    also where this value has some of the columns only; None without a base table.
     """
 
     columns: pa.Schema
     primary_key: tuple[str, ...]
     field_ids: tuple[FieldId, ...] | None = None
+    past: Past | None = field(default=None, compare=False, repr=False)
     nullable: pa.Schema = field(init=False, compare=False, repr=False)
     memory: pa.Schema = field(init=False, compare=False, repr=False)
     with_ids: pa.Schema = field(init=False, compare=False, repr=False)
@@ -110,10 +104,11 @@ class TableSchema:
         names, ids = self.columns.names, self.field_ids
         if ids is not None:  # what is shown of a blob is no field of the table
             ids = tuple(FieldId(i.id) if name in self.blobs else i for name, i in zip(names, ids, strict=True))
-        return TableSchema(pa.schema(map(shown_field, self.columns)), self.primary_key, ids)
+        return TableSchema(pa.schema(map(shown_field, self.columns)), self.primary_key, ids, self.past)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TableSchema, (self.columns, self.primary_key, self.field_ids)  # the rest follows from these
+        # the rest follows from these
+        return TableSchema, (self.columns, self.primary_key, self.field_ids, self.past)
 
     def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
         if self.field_ids is None:
@@ -133,12 +128,12 @@ class TableSchema:
         return cls._checked(schema, None)
 
     @classmethod
-    def from_lance(cls, schema: pa.Schema, lance_schema: Any) -> TableSchema:
+    def from_lance(cls, schema: pa.Schema, lance_schema: Any, past: Past | None = None) -> TableSchema:
         """The schema of an existing base table, with the ids of its Lance schema."""
-        return cls._checked(schema, tuple(FieldId.of(item) for item in lance_schema.fields()))
+        return cls._checked(schema, tuple(FieldId.of(item) for item in lance_schema.fields()), past)
 
     @classmethod
-    def _checked(cls, schema: pa.Schema, ids: tuple[FieldId, ...] | None) -> TableSchema:
+    def _checked(cls, schema: pa.Schema, ids: tuple[FieldId, ...] | None, past: Past | None = None) -> TableSchema:
         if len(set(schema.names)) != len(schema.names):
             raise InvalidInputError("column names must be unique")
         for name in schema.names:
@@ -150,7 +145,18 @@ class TableSchema:
             raise InvalidInputError("a table needs at least one column")
         primary_key = primary_key_columns(schema)
         check_primary_key(schema, primary_key)
-        return cls(schema.remove_metadata(), tuple(primary_key), ids)
+        return cls(schema.remove_metadata(), tuple(primary_key), ids, past)
+
+    @property
+    def base(self) -> BaseMark | None:
+        """The base version whose columns these are; None without a base table."""
+        return None if self.past is None else self.past.mark
+
+    def is_like(self, other: TableSchema) -> bool:
+        """Whether rows of `other` are rows of this table: equal columns, of which none was dropped and added again."""
+        if self is other:
+            return True
+        return self == other and (self.past is None or other.past is None or self.past.reads_like(other.past))
 
     def need_key(self) -> tuple[str, ...]:
         """The columns of the primary key; `InvalidInputError` if there is none."""
@@ -163,15 +169,15 @@ class TableSchema:
     @property
     def of_key(self) -> TableSchema:
         """The columns of the primary key alone, in key order; without one, of nothing."""
-        ids = None if self.field_ids is None else tuple(self.field_ids[i] for i in map(self._place, self.primary_key))
-        return TableSchema(pa.schema([self.columns.field(name) for name in self.primary_key]), self.primary_key, ids)
+        return self._only(self.primary_key)
 
-    def column_facts(self, name: str) -> tuple[pa.DataType, FieldId | None] | None:
-        """The type and the field ids of a column, as far as they are known; None if there is no such column."""
-        place = self.columns.get_field_index(name)
-        if place < 0:
-            return None
-        return self.columns.field(place).type, None if self.field_ids is None else self.field_ids[place]
+    def narrowed(self, names: Collection[str]) -> TableSchema:
+        """The table with these columns alone, in the order of the table; the key is among them."""
+        return self._only([name for name in self.columns.names if name in names])
+
+    def _only(self, names: Sequence[str]) -> TableSchema:
+        ids = None if self.field_ids is None else tuple(self.field_ids[i] for i in map(self._place, names))
+        return TableSchema(pa.schema([self.columns.field(name) for name in names]), self.primary_key, ids, self.past)
 
     def _place(self, column: str) -> int:
         place: int = self.columns.get_field_index(column)
@@ -200,15 +206,59 @@ def id_of(field: pa.Field) -> int | None:
     return digits_of((field.metadata or {}).get(FIELD_ID, b""))
 
 
-def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
-    if not ids or isinstance(kind, pa.BaseExtensionType):
-        return kind
+def named_ids(column: pa.Field) -> Iterator[tuple[int, str]]:
+    """The field id and the name of a stored column, and of the struct fields inside it."""
+    number = id_of(column)
+    if number is not None:
+        yield number, column.name
+    if not is_prepared(column):
+        yield from _named_ids_below(column.type)
+
+
+def _named_ids_below(kind: pa.DataType) -> Iterator[tuple[int, str]]:
     if pa.types.is_struct(kind):
-        return pa.struct([tagged(kind.field(i), child) for i, child in enumerate(ids)])
-    if pa.types.is_map(kind):
-        key, item = ids[0].children
-        return pa.map_(tagged(kind.key_field, key), tagged(kind.item_field, item), keys_sorted=kind.keys_sorted)
-    element = tagged(kind.field(0), ids[0])
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(element, kind.list_size)
-    return pa.large_list(element) if pa.types.is_large_list(kind) else pa.list_(element)
+        for i in range(kind.num_fields):
+            yield from named_ids(kind.field(i))
+    elif pa.types.is_map(kind):  # whose key and item are named by Arrow
+        yield from _named_ids_below(kind.key_type)
+        yield from _named_ids_below(kind.item_type)
+    elif pa.types.is_nested(kind):
+        yield from _named_ids_below(kind.field(0).type)
+
+
+def with_field_ids(columns: pa.Schema, ids: Mapping[int, int]) -> pa.Schema:
+    """`columns` with other field ids, at any depth; those that `ids` does not have stay."""
+    return pa.schema([with_other_ids(column, ids) for column in columns], metadata=columns.metadata)
+
+
+def with_other_ids(column: pa.Field, ids: Mapping[int, int]) -> pa.Field:
+    """A stored column with other field ids, at any depth; those that `ids` does not have stay."""
+    number = id_of(column)
+    inner = _with_fields(column.type, lambda _, part: with_other_ids(part, ids))
+    if number is None:
+        return column.with_type(inner)
+    metadata = {**column.metadata, FIELD_ID: str(ids.get(number, number)).encode()}
+    return column.with_type(inner).with_metadata(metadata)
+
+
+def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
+    if not ids:
+        return kind
+    below = ids[0].children if pa.types.is_map(kind) else ids
+    return _with_fields(kind, lambda at, part: tagged(part, below[at]))
+
+
+def _with_fields(kind: pa.DataType, change: Callable[[int, pa.Field], pa.Field]) -> pa.DataType:
+    """A type with other fields inside it: of a struct all, of a map key and item, of a list the element."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind
+    if types.is_struct(kind):
+        return pa.struct([change(i, kind.field(i)) for i in range(kind.num_fields)])
+    if types.is_map(kind):
+        return pa.map_(change(0, kind.key_field), change(1, kind.item_field), keys_sorted=kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(change(0, kind.field(0)), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(change(0, kind.field(0)))
+    return pa.list_(change(0, kind.field(0))) if types.is_list(kind) else kind

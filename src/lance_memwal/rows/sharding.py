@@ -1,6 +1,9 @@
 """Which shard a row belongs to: the sharding of a table, the routing of batches by it, and what it says about a read.
 
-Owns `Unsharded`, `Bucket`, `Identity`, `Manual`: values that can all be asked the same. Invariants:
+Owns `Unsharded`, `Bucket`, `Identity`, `Manual`, values with one interface, and the ids of shards: UUID version 5 in the
+namespace `LSMWRITE_SHARD01` (16 ASCII bytes) of the name `unsharded`, `bucket-{n}` (decimal) or `identity-` + value bytes, as
+LanceDB derives them. Value bytes: integers little-endian in the width of their type, booleans one byte, strings UTF-8.
+Invariants:
 
 1. Routing depends on the column's value and type in the *table* alone: every process, and LanceDB, routes alike.
 2. `from_specs([s.spec(...)], ...) == s`.
@@ -15,6 +18,8 @@ A table on storage without a sharding spec has manual shards.
 from __future__ import annotations
 
 import datetime
+import hashlib
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -30,29 +35,76 @@ from lance_memwal.arguments import check_column, check_instance, check_number, d
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.rows.bucket import bucket_of, bucket_of_one, is_bucket_type
 from lance_memwal.rows.expressions import demands_of
-from lance_memwal.rows.shard_ids import IDENTITY_TYPE_NAMES, bucket_shard_id, identity_shard_id, unsharded_shard_id
 from lance_memwal.rows.sql import parse, values_of
+from lance_memwal.rows.where import Where
 from lance_memwal.types import ShardingField, ShardingSpec
 
-__all__ = [
-    "MAX_BUCKETS",
-    "ONE_SHARD",
-    "SPEC_ID",
-    "Bucket",
-    "Identity",
-    "Manual",
-    "Sharding",
-    "Unsharded",
-    "bucket_shard_id",
-    "check_sharding",
-    "from_specs",
-    "route",
-    "shard_id_for",
-    "sharding_of_text",
-    "shards_of_filter",
-    "shards_of_keys",
-    "shards_of_plain_key",
-]
+_NAMESPACE = b"LSMWRITE_SHARD01"
+
+IDENTITY_TYPE_NAMES: dict[pa.DataType, str] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "int8",
+    pa.int16(): "int16",
+    pa.int32(): "int32",
+    pa.int64(): "int64",
+    pa.uint8(): "uint8",
+    pa.uint16(): "uint16",
+    pa.uint32(): "uint32",
+    pa.uint64(): "uint64",
+    pa.string(): "utf8",
+    pa.large_string(): "large_utf8",
+}
+"""The column types that can shard by identity, with the names that the table's details record for them."""
+
+
+def shard_id_of_name(name: bytes) -> str:
+    """The shard id that belongs to `name`."""
+    digest = hashlib.sha1(_NAMESPACE + name, usedforsecurity=False).digest()
+    return str(uuid.UUID(bytes=digest[:16], version=5))
+
+
+@lru_cache(maxsize=1)
+def unsharded_shard_id() -> str:
+    """The id of the only shard of an unsharded table."""
+    return shard_id_of_name(b"unsharded")
+
+
+@lru_cache(maxsize=1024)
+def bucket_shard_id(bucket: int) -> str:
+    """The shard id of one bucket, by its number."""
+    if bucket < 0:
+        raise InvalidInputError(f"a bucket number is not negative: {bucket}")
+    return shard_id_of_name(b"bucket-%d" % bucket)
+
+
+def identity_shard_id(value: Any, kind: pa.DataType) -> str:
+    """The shard id of one value of an identity column of type `kind`."""
+    return shard_id_of_name(b"identity-" + encode_identity_value(value, kind))
+
+
+def encode_identity_value(value: Any, kind: pa.DataType) -> bytes:
+    """The bytes of `value` as a column of type `kind` holds it; null has none and is refused."""
+    if kind not in IDENTITY_TYPE_NAMES:
+        raise InvalidInputError(f"a column of type {kind} cannot shard by identity")
+    if value is None:
+        raise InvalidInputError("a null cannot choose a shard: an identity column must hold a value in every row")
+    if pa.types.is_boolean(kind) and isinstance(value, bool):
+        return b"\x01" if value else b"\x00"
+    if pa.types.is_integer(kind) and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return value.to_bytes(kind.bit_width // 8, "little", signed=pa.types.is_signed_integer(kind))
+        except OverflowError:
+            raise InvalidInputError(f"value out of the range of {kind}") from None
+    if isinstance(value, str) and not pa.types.is_boolean(kind) and not pa.types.is_integer(kind):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError("value is not valid Unicode text") from None
+    raise InvalidInputError(f"a value of type {type(value).__name__} does not fit a column of type {kind}")
+
+
+# ----------------------------------------------------------------------------------------------------------- sharding
+
 
 MAX_BUCKETS = 1024
 SPEC_ID = 1
@@ -417,6 +469,7 @@ def shards_of_filter(
 ) -> frozenset[str] | None:
     """Those of `shards` in which rows can match the filter `given`; None: any of them."""
     column = sharding.column
+    given = given.sql(columns) if isinstance(given, Where) else given
     if not isinstance(given, str | pc.Expression) or column is None or (primary_key and column not in primary_key):
         return None
     demands = parse(given).predicates(columns.names) if isinstance(given, str) else demands_of(given, columns)

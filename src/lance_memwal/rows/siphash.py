@@ -19,8 +19,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["hash_messages", "hash_words"]
-
 U64Array = npt.NDArray[np.uint64]
 
 _SEEDS = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)

@@ -21,17 +21,6 @@ import pyarrow.compute as pc
 from lance_memwal.rows.key_codes import sort_cells
 from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each
 
-__all__ = [
-    "Searchable",
-    "find_one_sorted",
-    "find_sorted",
-    "last_at_most",
-    "merge_runs",
-    "pick",
-    "searchable",
-    "union_of_runs",
-]
-
 Searchable: TypeAlias = npt.NDArray[np.generic] | pa.Array
 """Keys in the form that can be searched: numbers, or bytes."""
 

@@ -27,25 +27,7 @@ import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.key_encoding import comparable
-from lance_memwal.rows.sql_bounds import Token, excess, longest_chain
-
-__all__ = [
-    "Equals",
-    "In",
-    "IsNotNull",
-    "IsNull",
-    "Parsed",
-    "Predicate",
-    "Range",
-    "Token",
-    "demand_text",
-    "in_list",
-    "is_quoted",
-    "parse",
-    "tokens_of",
-    "unquoted",
-    "values_of",
-]
+from lance_memwal.rows.sql_bounds import Token, fault_of, longest_chain
 
 _KNOWN_TEXTS = 256
 _TOKEN = re.compile(
@@ -106,19 +88,26 @@ Predicate = Equals | In | Range | IsNull | IsNotNull
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a filter says. `names` (in lower case) may be columns; `fault` is why it is no expression, as far as it shows.
+    """What a filter says. `names` (in lower case) may be columns; `fault` is a reason to refuse it, if one was found.
 
-    `demands` are the names, as they are written, of which its top-level conjunction demands something, and what.
+    `demands` are the parts of its top-level conjunction that were understood: name as written, predicate, SQL.
     """
 
     names: frozenset[str]
-    demands: tuple[tuple[str, Predicate], ...]
+    demands: tuple[tuple[str, Predicate, str], ...]
     fault: str | None
 
     def predicates(self, columns: Sequence[str]) -> list[tuple[str, Predicate]]:
-        """The columns among `columns` of which the filter demands something, and what."""
-        found = ((_matched(name, columns), predicate) for name, predicate in self.demands)
-        return [(column, predicate) for column, predicate in found if column is not None]
+        """Each column of `columns` that the filter restricts, and its predicate."""
+        return [(column, predicate) for column, predicate, _ in self._restricted(columns)]
+
+    def conditions(self, columns: Sequence[str]) -> list[tuple[str, str]]:
+        """Each column of `columns` that the filter restricts, and that part of the filter as SQL."""
+        return [(column, sql) for column, _, sql in self._restricted(columns)]
+
+    def _restricted(self, columns: Sequence[str]) -> list[tuple[str, Predicate, str]]:
+        found = ((_matched(name, columns), predicate, sql) for name, predicate, sql in self.demands)
+        return [(column, predicate, sql) for column, predicate, sql in found if column is not None]
 
     def values(self, column: str, columns: Sequence[str]) -> list[object] | None:
         """The values that `column`, one of `columns`, can have where the filter is true; None if that is not certain."""
@@ -154,12 +143,14 @@ def parse(sql: str) -> Parsed:
             continue
         if kind == "name" and previous != ".":
             names.add(unquoted(text).lower())
+        if (kind, text) == ("other", "?"):
+            fault = "the filter has a ? without a value; use where('tenant = ?', value)"
         depth += (text == "(") - (text == ")")
         deepest = max(deepest, depth)
         if depth < 0:
             fault = "the filter cannot be applied: it closes a parenthesis that it did not open"
         previous = text
-    if (asked := excess(tokens)) is not None:
+    if (asked := fault_of(tokens)) is not None:
         fault = f"the filter cannot be applied: {asked}"
     if longest_chain(tokens) > _MAX_CHAIN:
         fault = f"the filter cannot be applied: one of its terms has more than {_MAX_CHAIN} parts; make it shorter"
@@ -169,9 +160,20 @@ def parse(sql: str) -> Parsed:
     return Parsed(frozenset(names), demands, fault if previous else "the filter is empty")
 
 
+def column_of(sql: str, columns: Sequence[str]) -> str | None:
+    """Return the column of `columns` that an expression consists of, or None if it is another expression."""
+    name = _name([token for token in tokens_of(sql) if token[0] != "comment" and token[1] not in "()"])
+    return None if name is None else _matched(name, columns)
+
+
 def tokens_of(sql: str) -> list[Token]:
     """The parts of a text, each with its kind: string, name, number, sign, comment, other, or foreign."""
-    return [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(sql) if found.lastgroup != "space"]
+    return [part for part in parts_of(sql) if part[0] != "space"]
+
+
+def parts_of(sql: str) -> list[Token]:
+    """All of a text as `tokens_of` splits it, with the spaces."""
+    return [(str(part.lastgroup), part.group()) for part in _TOKEN.finditer(sql)]
 
 
 def is_quoted(name: str) -> bool:
@@ -184,12 +186,12 @@ def unquoted(name: str) -> str:
     return name[1:-1].replace("``", "`") if is_quoted(name) else name
 
 
-def _demands(tokens: list[Token]) -> Iterator[tuple[str, Predicate]]:
+def _demands(tokens: list[Token]) -> Iterator[tuple[str, Predicate, str]]:
     for part in _conjuncts(tokens):
         if len(part) > 2 and part[0] == ("sign", "(") and _closes(part) == len(part) - 1:
             yield from _demands(part[1:-1])
         elif (found := _demand(part)) is not None:
-            yield found
+            yield *found, " ".join(text for _, text in part)
 
 
 def _closes(tokens: list[Token]) -> int:
@@ -232,7 +234,8 @@ def _demand(tokens: list[Token]) -> tuple[str, Predicate] | None:
 
 
 def _name(tokens: list[Token]) -> str | None:
-    if not tokens or tokens[0][0] != "name" or tokens[0][1].lower() in _KEYWORDS:
+    """The name that these tokens are, and nothing else."""
+    if len(tokens) != 1 or tokens[0][0] != "name" or tokens[0][1].lower() in _KEYWORDS:
         return None
     return unquoted(tokens[0][1])
 
@@ -294,7 +297,7 @@ def in_list(column: str, values: pa.Array, kind: pa.DataType) -> str:
     """SQL for "`column`, of type `kind`, has one of `values`" (without nulls), which may be in the form that is compared."""
     encode = _encoder(kind)
     listed = ", ".join(encode(value) for value in comparable(values).unique().to_pylist())
-    return f"{_quoted(column)} in ({listed})"
+    return f"{quoted(column)} in ({listed})"
 
 
 def demand_text(column: str, predicate: Predicate, kind: pa.DataType) -> str:
@@ -305,17 +308,21 @@ def demand_text(column: str, predicate: Predicate, kind: pa.DataType) -> str:
         case In(values):
             return in_list(column, pa.array(values, kind), kind)
         case IsNull():
-            return f"{_quoted(column)} is null"
+            return f"{quoted(column)} is null"
         case Range(lower, upper, lower_inclusive, upper_inclusive) if lower is not None or upper is not None:
             signs = (lower, ">=" if lower_inclusive else ">"), (upper, "<=" if upper_inclusive else "<")
-            parts = [
-                (sign, comparable(pa.array([bound], kind))[0].as_py()) for bound, sign in signs if bound is not None
-            ]
-            return " and ".join(f"{_quoted(column)} {sign} {_encoder(kind)(bound)}" for sign, bound in parts)
-    return f"{_quoted(column)} is not null"
+            bounds = [(sign, literal_text(bound, kind)) for bound, sign in signs if bound is not None]
+            return " and ".join(f"{quoted(column)} {sign} {bound}" for sign, bound in bounds)
+    return f"{quoted(column)} is not null"
 
 
-def _quoted(column: str) -> str:
+def literal_text(value: object, kind: pa.DataType) -> str:
+    """SQL for one value of type `kind`."""
+    return _encoder(kind)(comparable(pa.array([value], kind))[0].as_py())
+
+
+def quoted(column: str) -> str:
+    """The name of a column as SQL."""
     return f"`{column.replace('`', '``')}`"
 
 
@@ -361,6 +368,13 @@ def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
         return lambda value: "X'" + bytes(value).hex() + "'"
     if types.is_date(kind) or types.is_timestamp(kind):
         return lambda value: f"arrow_cast({_integer(value)}, '{_type_name(kind)}')"
+    if types.is_floating(kind):
+        return lambda value: f"arrow_cast('{float(value)!r}', 'Float{kind.bit_width}')"
+    if types.is_duration(kind):
+        return lambda value: f"arrow_cast({_integer(value)}, 'Duration({_UNITS[kind.unit]})')"
+    if types.is_time(kind):  # integers become times of the same width only
+        cast = f"arrow_cast(arrow_cast({{}}, 'Int{kind.bit_width}'), 'Time{kind.bit_width}({_UNITS[kind.unit]})')"
+        return lambda value: cast.format(value)
     if (types.is_decimal128(kind) or types.is_decimal256(kind)) and kind.scale >= 0:
         return lambda value: f"arrow_cast('{_decimal(value, kind.scale)}', '{_type_name(kind)}')"
     raise InvalidInputError(f"a value of type {kind} cannot be written into a filter")

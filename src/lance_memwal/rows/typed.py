@@ -18,8 +18,6 @@ from lance_memwal.arguments import check_text, digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["typed_columns", "typed_key", "typed_range", "typed_value", "typed_vector"]
-
 _LONGEST_VECTOR = (1 << 31) - 1
 _TYPES = {
     "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),

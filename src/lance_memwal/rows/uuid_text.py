@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["is_uuid_text", "uuids_as_bytes", "uuids_as_texts", "uuids_of_texts", "uuids_of_values"]
-
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HYPHENS = (8, 13, 18, 23)
 _PLACES = np.array([at for at in range(36) if at not in _HYPHENS])

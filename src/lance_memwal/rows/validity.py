@@ -15,8 +15,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["validate"]
-
 _MANY_ROWS = 4096  # for fewer, one call of Arrow takes less time
 _FIRST_INSIDE, _LAST_INSIDE = 0x80, 0xBF  # of a character of several bytes
 

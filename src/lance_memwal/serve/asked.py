@@ -23,8 +23,6 @@ from lance_memwal.serve.shared_shard import is_near
 from lance_memwal.serve.wire import Request
 from lance_memwal.store.location import Location
 
-__all__ = ["AskedOwners", "OwnerSight"]
-
 _LOG = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 2.0
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff
+from lance_memwal.clock import RETRY, SYSTEM_CLOCK
 from lance_memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.serve import channel
@@ -25,11 +25,6 @@ from lance_memwal.serve.record import Owner
 from lance_memwal.serve.together import MOST_BYTES, Line, MarkedPut
 from lance_memwal.serve.wire import Request, encode_request
 from lance_memwal.types import EntryTransaction, Transaction
-
-__all__ = ["OwnerStartsError", "RemoteShard"]
-
-_PATIENCE = BackOff(1.0, 4.0, jitter=0.0)  # times ANSWER_SECONDS
-_BUSY = BackOff(0.02, 1.0)
 
 
 class OwnerStartsError(MemWalError):
@@ -68,7 +63,7 @@ class RemoteShard:
                     raise OwnerLostError("the owner did not answer, and is none any more") from error
                 raise
             except OwnerBusyError:
-                _BUSY.wait(SYSTEM_CLOCK, attempt)
+                RETRY.wait(SYSTEM_CLOCK, attempt)
             attempt += 1
             if not deadline.left_seconds:
                 raise UnavailableError(
@@ -91,7 +86,7 @@ class RemoteShard:
         return told if isinstance(told, list) else [told]
 
     def _ask(self, request: Request, marks: Sequence[EntryTransaction], deadline: Deadline, attempt: int) -> Any:
-        patience = channel.ANSWER_SECONDS * _PATIENCE.seconds(attempt, 0.0)
+        patience = channel.ANSWER_SECONDS * min(4.0, 2.0**attempt)
         return self._channel.ask(lambda book: encode_request(request, self._to, marks, book), deadline, patience)
 
     def look(self) -> None:

@@ -34,8 +34,6 @@ from lance_memwal.serve.endpoint import CA_VARIABLE, is_distrusted, is_for_other
 from lance_memwal.serve.runtime import NONCE_BYTES, PROOF_BYTES, TOKEN_VARIABLE, Secret, token
 from lance_memwal.serve.wire import Book, ShardName, decode_answer, encode_header
 
-__all__ = ["ANSWER_SECONDS", "Channel", "OwnerBusyError", "OwnerLostError", "SlowOwnerError", "channel_to"]
-
 _LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = 2.0
 _HELLO_SECONDS = 2.0

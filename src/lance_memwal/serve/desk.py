@@ -30,8 +30,6 @@ from lance_memwal.serve.wire import (
 )
 from lance_memwal.shard_writer import ShardWriter
 
-__all__ = ["FULL", "GREETING", "HELLO", "STARTING", "WIRE_VERSION", "Conversation", "Desk", "Start", "answer_greeting"]
-
 WIRE_VERSION = 2
 HELLO, GREETING = "memwal.look", b"memwal.writes"
 STARTING = -1  # answered to `HELLO` by a process that is about to own the shard

@@ -22,21 +22,6 @@ from lance_memwal.arguments import digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.serve.runtime import TOKEN_VARIABLE, is_token_given
 
-__all__ = [
-    "CA_VARIABLE",
-    "CERT_VARIABLE",
-    "HOST_VARIABLE",
-    "KEY_VARIABLE",
-    "PORT_VARIABLE",
-    "Endpoint",
-    "is_distrusted",
-    "is_every_address",
-    "is_for_other_hosts",
-    "is_of_this_host",
-    "own_endpoint",
-    "trusted_roots",
-]
-
 HOST_VARIABLE = "LANCE_MEMWAL_HOST"
 PORT_VARIABLE = "LANCE_MEMWAL_PORT"
 CERT_VARIABLE = "LANCE_MEMWAL_TLS_CERT"

@@ -15,8 +15,6 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.log.transactions import OWN_EXPIRY_MS, client_id
 from lance_memwal.types import Transaction
 
-__all__ = ["Mark", "Marks"]
-
 _LIFE_SECONDS = OWN_EXPIRY_MS / 2000
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from lance_memwal.shard_writer import ShardWriter
 
-__all__ = ["OwnerNumbers", "numbers_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class OwnerNumbers:

@@ -31,8 +31,6 @@ from lance_memwal.serve.record import Owner
 from lance_memwal.serve.runtime import NONCE_BYTES, Secret, token
 from lance_memwal.shard_writer import ShardWriter
 
-__all__ = ["Start", "begin", "end_if_idle", "forget", "serve"]
-
 _LOG = logging.getLogger(__name__)
 _MOST_EXCHANGES = 256
 

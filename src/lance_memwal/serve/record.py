@@ -21,9 +21,7 @@ from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
 from lance_memwal.serve.endpoint import is_for_other_hosts, is_of_this_host
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import is_count
-
-__all__ = ["Owner", "OwnerRecords"]
+from lance_memwal.store.sequenced import is_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,6 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.deadline import Deadline
 
-__all__ = ["NONCE_BYTES", "PROOF_BYTES", "TOKEN_VARIABLE", "Secret", "host_lock", "is_token_given", "token"]
-
 TOKEN_VARIABLE = "LANCE_MEMWAL_TOKEN"  # noqa: S105 (its name)
 NONCE_BYTES, PROOF_BYTES = 16, 32
 _LEAST_TOKEN_BYTES = 16

@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.arguments import check_timeout
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff
+from lance_memwal.clock import RETRY, SYSTEM_CLOCK
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import (
     ClosedError,
@@ -47,9 +47,11 @@ from lance_memwal.process.turns import TURN_SECONDS, Turn
 from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing
-from lance_memwal.rows.ingest import key_batch, to_batches
+from lance_memwal.rows.ingest import to_batches
+from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.serve import office
+from lance_memwal.rows.where import Where
+from lance_memwal.serve import desk, office
 from lance_memwal.serve.caller import OwnerStartsError, RemoteShard
 from lance_memwal.serve.channel import OwnerLostError
 from lance_memwal.serve.endpoint import HOST_VARIABLE, is_for_other_hosts
@@ -67,11 +69,8 @@ from lance_memwal.write.results import WriteResult
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
-__all__ = ["SharedShard", "SharedTable", "is_near"]
-
 _LOST = (OwnerLostError, FencedError, ClosedError, WriterPoisonedError)
 _UNKNOWN = (OwnerLostError, WriterPoisonedError)  # of these, whether the write is in the log
-_BACK_OFF = BackOff(0.005, 0.5)
 _LOCK_SECONDS = 30.0
 _BESIDE_SECONDS = 90.0
 _HERE_SECONDS = 2.0  # for a writer of this process: upkeep opens one for as long as it flushes a log
@@ -175,7 +174,7 @@ class SharedShard:
         where: FilterLike | None = None,
     ) -> WriteResult:
         """See `ShardWriter.put`; durable once it returns."""
-        options = {"missing": missing, "if_absent": if_absent, "where": _text(where)}
+        options = {"missing": missing, "if_absent": if_absent, "where": self._text(where)}
         whole = txn is None and not if_absent and where is None and missing != "keep" and self._table.is_plain
         result = self._write(Request("put", (data,), options, is_plain=whole), txn)
         return _told(result, sum(batch.num_rows for batch in data)) if whole else result
@@ -203,7 +202,7 @@ class SharedShard:
     ) -> WriteResult:
         """See `ShardWriter.update_matching`."""
         given = None if settings.given is None else [settings.given]
-        options = {"where": _text(where), "set": dict(settings.sql)}
+        options = {"where": self._text(where), "set": dict(settings.sql)}
         return self._write(Request("update_matching", (keys.to_batches(), given), options), txn)
 
     def delete(
@@ -224,14 +223,24 @@ class SharedShard:
         self, keys: pa.Table, where: FilterLike, txn: Transaction | tuple[str, int] | None
     ) -> WriteResult:
         """See `ShardWriter.delete_matching`."""
-        return self._write(Request("delete_matching", (keys.to_batches(),), {"where": _text(where)}), txn)
+        return self._write(Request("delete_matching", (keys.to_batches(),), {"where": self._text(where)}), txn)
+
+    def _text(self, where: FilterLike | None) -> str | None:
+        """A filter as SQL, since it may be sent to another process."""
+        if isinstance(where, Where):
+            return where.sql(self._table.schema().columns)
+        if where is None or isinstance(where, str):
+            return where
+        raise InvalidInputError(
+            "a shared writer may send a filter to another process; write it as SQL text or mw.where(...)"
+        )
 
     def compare_and_set(
         self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
     ) -> bool:
         """See `ShardWriter.compare_and_set`."""
         schema = self._table.schema()
-        named = key_batch([key], schema)
+        named = one_key(key, schema)
         rows = [_one_row(named, row, schema) for row in (expected, new)]
         done: bool = self._perform(Request("compare_and_set", ([named], *rows)), txn)
         return done
@@ -261,7 +270,7 @@ class SharedShard:
                 self._refuse_closed(was_lost=was_lost)
                 if not deadline.left_seconds:
                     raise UnavailableError(f"no owner of shard {self.shard_id} could do a write: {error}") from error
-                _BACK_OFF.wait(SYSTEM_CLOCK, attempt)
+                RETRY.wait(SYSTEM_CLOCK, attempt)
                 attempt += 1
                 continue
             except UnavailableError as error:
@@ -390,7 +399,7 @@ class SharedShard:
         if wait > 0:
             SYSTEM_CLOCK.sleep(wait)
         self._claimed_at, self._parked = SYSTEM_CLOCK.monotonic(), None
-        start = office.Start(table.table_id, self.shard_id)
+        start = desk.Start(table.table_id, self.shard_id)
         try:
             owner = office.begin(start)
             if parked is None and not self._records.announce(epoch + 1, owner):
@@ -533,12 +542,6 @@ def is_near(owner: Owner) -> bool:
             retryable=False,
         )
     return True
-
-
-def _text(where: FilterLike | None) -> str | None:
-    if where is None or isinstance(where, str):
-        return where
-    raise InvalidInputError("a writer that is shared takes filters as SQL text: they may go to another process")
 
 
 def _one_row(named: pa.RecordBatch, row: Any, schema: TableSchema) -> list[pa.RecordBatch] | None:

@@ -27,8 +27,6 @@ from lance_memwal.write.changes import Terms
 from lance_memwal.write.joining import OwnerGoneError
 from lance_memwal.write.once import AppendResult
 
-__all__ = ["SinkOwners"]
-
 
 class SinkOwners:
     """The served owners of one table's shards, as a sink asks for them."""

@@ -27,8 +27,6 @@ from lance_memwal.process.waiting import Place, on_top_error
 from lance_memwal.serve.channel import OwnerLostError, SlowOwnerError
 from lance_memwal.types import Transaction
 
-__all__ = ["MOST_BYTES", "Line", "MarkedPut"]
-
 MOST_BYTES = 64 * 1024  # of a put that shares a message
 _MOST_PUTS = 64
 _UNANSWERED = object()

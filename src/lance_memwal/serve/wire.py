@@ -31,32 +31,13 @@ import pyarrow as pa
 from lance_memwal import errors
 from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.rows.dictionaries import dictionaries
-from lance_memwal.rows.ipc_frames import asked_bytes
-from lance_memwal.rows.streams import stream_of
+from lance_memwal.rows.ipc_frames import asked_bytes, stream_of
 from lance_memwal.rows.validity import validate
 from lance_memwal.serve.numbers import numbers_of
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.types import EntryTransaction, Transaction
 from lance_memwal.write.changes import Settings, Terms
 from lance_memwal.write.results import WriteResult
-
-__all__ = [
-    "Book",
-    "Message",
-    "Request",
-    "ShardName",
-    "decode",
-    "decode_answer",
-    "encode_answer",
-    "encode_answers",
-    "encode_error",
-    "encode_header",
-    "encode_request",
-    "perform",
-    "perform_together",
-    "request_of",
-    "shard_name",
-]
 
 _LENGTH = struct.Struct("<I")
 _JSON = json.JSONEncoder(separators=(",", ":"))
@@ -293,15 +274,14 @@ def request_of(message: Message, book: Book) -> tuple[ShardName, Request, list[E
 
 def _told_of(mark: EntryTransaction) -> list[Any]:
     txn = mark.txn
-    told = [txn.app, txn.version, txn.query, mark.num_rows]
-    return told if txn.digest is None else [*told, txn.digest]
+    return [txn.app, txn.version, txn.query, mark.num_rows]
 
 
 def _marks_of(told: Any) -> list[EntryTransaction]:
     """The marks as they were sent; whoever writes them checks them."""
     marks, first_row = [], 0
-    for app, version, query, rows, *digest in told:
-        marks.append(EntryTransaction(Transaction(app, version, query, *digest), first_row, rows))
+    for app, version, query, rows in told:
+        marks.append(EntryTransaction(Transaction(app, version, query), first_row, rows))
         first_row += rows or 0
     return marks
 

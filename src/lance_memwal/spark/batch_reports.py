@@ -1,12 +1,11 @@
-"""What a commit tells the progress listener and the JVM face, which live in other processes of the same host.
+"""Reports of commits to the progress listener, which runs in another process of the same host.
 
-Owns the directory through which a sink talks to listeners, and the form of a report: Spark reports rows and times of a batch,
-but nothing that a Python sink could add, such as that the table had the batch already. Invariants:
+A report is a file in a directory of this user. Spark reports rows and times of a batch, but a Python sink cannot add to them, for
+example that the table had the batch already. Invariants:
 
-1. Nothing is written for a run that no listener announced, and the listener removes what it announced.
-2. A report is an aid: one that cannot be written or read is logged, and never disturbs a commit or a query.
-3. The directory belongs to this user alone; one that somebody else made is not used.
-4. The face names a file that is not there yet (option `reportTo`), in a directory of its own, and removes it.
+1. A sink writes reports only for a run that a listener announced. The listener removes its files.
+2. A report that cannot be written or read is logged, and never fails a commit or a query.
+3. The directory belongs to this user alone; a directory of another user is not used.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
-
-__all__ = ["BatchStats", "announce", "collect", "leave", "report", "retire"]
 
 _LOG = logging.getLogger(__name__)
 _RUN = re.compile(r"[0-9a-f-]{36}")
@@ -94,17 +91,6 @@ def report(run: str | None, batch: int, stats: BatchStats) -> None:
         os.replace(f"{path}.new", path)
     except OSError as error:
         _LOG.warning("the report of batch %d could not be left [run=%s]: %s", batch, run, error)
-
-
-def leave(path: str | None, stats: BatchStats) -> None:
-    """Leave what one commit did in a new file at `path`, if one is given."""
-    if path is None:
-        return
-    try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR), "w") as file:
-            json.dump(asdict(stats), file)
-    except OSError as error:
-        _LOG.warning("what a commit did could not be reported: %s", error)
 
 
 def collect(run: str, batch: int) -> BatchStats | None:

@@ -26,8 +26,6 @@ from lance_memwal.spark.options import Options
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 from lance_memwal.table import Table, open_table
 
-__all__ = ["ChangelogReader", "changelog_ends", "changelog_schema"]
-
 _ADDED = st.StructType(
     [
         st.StructField("_change_type", st.StringType(), nullable=False),
@@ -36,6 +34,7 @@ _ADDED = st.StructType(
         st.StructField("_shard", st.StringType()),
     ]
 )
+CHANGELOG_COLUMNS: list[str] = _ADDED.names
 _FROM_FEED = {"_change_type": "_op", "_commit_version": "_position", "_commit_timestamp": "_time", "_shard": "_shard"}
 _TYPES = {
     "insert": "insert",

@@ -5,7 +5,7 @@ Owns `MemWalSource`, which has a second name for the JVM face to call it by, and
 1. One `load` is one snapshot: it is pinned when Spark makes the source, and travels with it to every plan and task.
 2. Filters are never pushed down by Spark itself (it caches one read plan per relation, so that one DataFrame used with two
    filters would return wrong rows); the options `filter` and `columns` do it instead, and so does the JVM face, which makes
-   a source of its own for every scan (option `pushed`).
+   a source of its own for every scan (option `__pushed`).
 3. A source that only writes pins nothing.
 """
 
@@ -24,7 +24,7 @@ from lance_memwal.spark.evolving import with_columns_of
 from lance_memwal.spark.face.pushed import planned, with_pushed
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
 from lance_memwal.spark.joining import known_table
-from lance_memwal.spark.options import Options
+from lance_memwal.spark.options import CHANGE_FEED, Options
 from lance_memwal.spark.pin import Pin, outline_of, pin_table
 from lance_memwal.spark.read_options import columns_of, resolved_options
 from lance_memwal.spark.replacing import all_gone, overwriting
@@ -33,8 +33,6 @@ from lance_memwal.spark.sink import BatchSink, StreamSink
 from lance_memwal.spark.source import TableReader
 from lance_memwal.spark.types import struct_type
 from lance_memwal.table import Table, open_table
-
-__all__ = ["ChangesSource", "MemWalSource", "PythonSource"]
 
 
 class MemWalSource(DataSource):
@@ -109,7 +107,7 @@ class MemWalSource(DataSource):
         table = _table_of(self._options) if overwrite else known_table(self._options)
         options = overwriting(table, self._options) if overwrite else self._options
         if options.merge_schema:
-            table = with_columns_of(table, schema, case_sensitive=options.case_sensitive)
+            table = with_columns_of(table, schema, options)
         return WritePlan.make(table, schema, options)
 
 
@@ -127,7 +125,7 @@ class ChangesSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._options = Options.parse({**options, "changeFeed": "true"})
+        self._options = Options.parse({**options, CHANGE_FEED: "true"})
 
     @classmethod
     def name(cls) -> str:

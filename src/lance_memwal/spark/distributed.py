@@ -11,8 +11,8 @@ reported is `lance_memwal.compact.run`'s. Invariants:
 2. After a conflict stage A counts, and stage B for every fragment that is unchanged: only what changed is looked at
    again, by the driver itself where that is little (to start tasks takes longer than others take to commit).
 3. Two units never hold the same key: where the sharding does not see to it, all shards are one unit.
-4. Staged keys, and the files of a commit that is lost for good, are deleted when the run ends, whatever its end is; what
-   a dead driver left is collected.
+4. The files of a commit that is lost for good are deleted when the run ends, whatever its end is; what a dead driver left
+   is collected.
 
 A base table that takes no staged commit (`BaseTable.takes_staged_commit`: stable row ids above all) is compacted by
 one process.
@@ -30,19 +30,16 @@ from lance import FragmentMetadata
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.run import Chosen, Compactor
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import ObjectNotFoundError
+from lance_memwal.errors import ObjectNotFoundError, UndecidedColumnsError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import commit_by_hand, files_of
 from lance_memwal.lance.manifest import deletion_path
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.log.shards import newest_manifests
-from lance_memwal.spark.staged_keys import KeyPart
 from lance_memwal.spark.stages import Job, Look, NewRows, Superseded, Unit, delete_superseded, write_unit
 from lance_memwal.sstable.fold import size_of
 from lance_memwal.store.location import Location
-
-__all__ = ["RunTasks", "distributed_compactor", "is_big"]
 
 _FEW_FRAGMENTS = 8  # after a conflict, so many are looked at by the driver
 _TASKS_PER_COMMIT = 4  # so many times the memory of a task goes into one commit, since every commit looks at the base
@@ -121,10 +118,8 @@ class _Staged:
         return commit_by_hand(base, fragments, self._vectors, marks, self._clock, self._files, fsync=self._job.fsync)
 
     def discard(self) -> None:
-        """Delete staged keys, and what no version holds."""
+        """Delete what no version holds."""
         self._files.remove()
-        for path in {part.path for part in self._staged()}:
-            self._files.drop(path)
 
     # ------------------------------------------------------------------------------------------------------ the stages
 
@@ -134,47 +129,46 @@ class _Staged:
         if self._new is None:
             arguments = [unit.encode(base.version) for unit in _units(base, self._chosen)]
             answers = self._run_tasks(arguments, lambda argument: write_unit(job, argument))
-            self._new, missing = _decoded(answers, NewRows.decode)
+            self._new, failed = _decoded(answers, NewRows.decode)
             self._files.add(*files_of(base, self._fragments()))
-            if missing is not None:
-                raise missing
+            if failed is not None:
+                raise failed
         return self._fragments()
 
     def _fragments(self) -> list[FragmentMetadata]:
         new = self._new or ()
         return [FragmentMetadata.from_json(json.dumps(fragment)) for item in new for fragment in item.fragments]
 
-    def _staged(self) -> tuple[KeyPart, ...]:
-        return tuple(part for item in self._new or () for part in item.keys)
-
     def _stage_b(self, base: BaseTable) -> None:
         """Learn what goes in fragments that nobody has looked at."""
         job, unseen = self._job, self._vectors.unseen(base)
-        look = Look(base.version, self._staged())
-        if not look.keys or not unseen:
-            self._vectors.learn(base, unseen, {})
+        if not unseen:
             return
+        members = [(shard, sstable) for shard, sstables in self._chosen.items() for sstable in sstables]
+        look = Look(base.version, tuple(members))
         run = _in_line if self._looked and len(unseen) <= _FEW_FRAGMENTS else self._run_tasks
         self._looked = True
         answers = run([str(number) for number in unseen], lambda number: delete_superseded(job, look, number))
-        found, missing = _decoded(answers, Superseded.decode)
-        if missing is not None:  # the keys are gone, for all fragments
-            raise missing
+        found, failed = _decoded(answers, Superseded.decode)
+        if failed is not None:  # a generation is gone, for all fragments
+            raise failed
         loses = {number: item.deletion for number, item in zip(unseen, found, strict=True) if item.is_any}
         self._files.add(*(deletion_path(number, vector) for number, vector in loses.items() if vector is not None))
         self._vectors.learn(base, unseen, loses)
 
 
-def _decoded(answers: Sequence[str], decode: Callable[[str], T]) -> tuple[list[T], ObjectNotFoundError | None]:
-    """What tasks answered, and what one of them missed because it was collected."""
+def _decoded(
+    answers: Sequence[str], decode: Callable[[str], T]
+) -> tuple[list[T], ObjectNotFoundError | UndecidedColumnsError | None]:
+    """The answers of tasks, and why one of them made nothing: an object was collected, or columns are undecided."""
     found: list[T] = []
-    missing = None
+    failed: ObjectNotFoundError | UndecidedColumnsError | None = None
     for answer in answers:
         try:
             found.append(decode(answer))
-        except ObjectNotFoundError as error:
-            missing = error
-    return found, missing
+        except (ObjectNotFoundError, UndecidedColumnsError) as error:
+            failed = error
+    return found, failed
 
 
 def _in_line(arguments: Sequence[str], run: Callable[[str], str]) -> list[str]:

@@ -1,21 +1,22 @@
 """`write_batch`: the exactly-once write for foreachBatch, where executors append what is large.
 
-Owns executor mode. Invariants:
+Invariants:
 
-1. A first job splits the rows by shard, where they are: there is no shuffle, and any sharding is routed as the table does it.
-   Its tasks write nothing that a reader can see (`lance_memwal.spark.pieces`).
-2. What fits into messages is appended by the driver, as a sink's commit does it. Else a second job appends: each of its tasks
-   for a group of shards, so that their number follows the executors and not the shards.
-3. A task joins the epoch of its shards as any sink does (RFC 0017); the driver hands out what it knows of them. A task of a
-   failed attempt that is still alive adds nothing: its transaction is there once. All attempts append the same rows: those
-   that the first job handed in.
-4. Logs are kept short by the driver, after every task of the version has ended.
+1. A first job splits the rows by shard in their partitions, without a shuffle and for any sharding. Its tasks write nothing that
+   a reader can see (`lance_memwal.spark.pieces`).
+2. The driver appends rows that fit into messages, as a sink's commit does. Otherwise a second job appends. Each of its tasks
+   appends to a group of shards, so that the number of tasks follows the executors and not the shards.
+3. A task joins the epoch of its shards as any sink does (RFC 0017), with the claims that the driver knows. A task of a failed
+   attempt that still runs adds nothing: a transaction is applied once. All attempts append the rows of the first job.
+4. The driver keeps logs short, after every task of the version has ended.
+5. Without an `app_id` a micro-batch has one call per table (`lance_memwal.spark.calls`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +27,8 @@ from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError, MemWalError
 from lance_memwal.serve.wire import decode_answer, encode_error
 from lance_memwal.spark.batch_reports import BatchStats, report
-from lance_memwal.spark.calls import caller_of, finished, next_call
+from lance_memwal.spark.calls import only_call, streaming_query
+from lance_memwal.spark.evolving import with_columns_of
 from lance_memwal.spark.jobs import run_tasks
 from lance_memwal.spark.joining import known_table, lengths_of, sink_of, tidy
 from lance_memwal.spark.options import STORAGE_PREFIX, Options, told_by
@@ -41,8 +43,6 @@ from lance_memwal.upkeep.short_logs import LogLength
 from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import AppendResult
 
-__all__ = ["BatchReport", "write_batch"]
-
 _PIECE = pa.schema(
     [
         ("shard_id", pa.string()),
@@ -51,7 +51,6 @@ _PIECE = pa.schema(
         ("data", pa.binary()),
         ("path", pa.string()),
         ("start", pa.int64()),
-        ("digest", pa.string()),
         ("refused", pa.binary()),
     ]
 )
@@ -61,9 +60,9 @@ _GROUPS_OVER_CONNECT = 32
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What one `write_batch` did; `rejected_rows` were kept out by a condition or by the merge of the table.
+    """The result of one `write_batch`. A condition, or the merge of the table, rejected `rejected_rows`.
 
-    Shards that had this version already are `skipped_shards`.
+    `skipped_shards` had this version already.
     """
 
     app: str
@@ -84,31 +83,41 @@ def write_batch(
     storage_options: Mapping[str, str] | None = None,
     **options: Any,
 ) -> BatchReport:
-    """The rows of `df` are in the table once per (`app_id`, `batch_id`), however often this is called.
+    """Write the rows of `df` to the table once per (`app_id`, `batch_id`), also if this is called again.
 
-    Inside of `foreachBatch` leave `app_id` out: then each call counts, also several for one table, and a micro-batch that is
-    tried again repeats its calls. Further options are those of the sink. The table must have a primary key for upserts and
-    deletes; an append-only table takes `operation="append"`.
+    Args:
+        df: The rows. An upsert or a delete needs a table with a primary key; an append-only table takes `operation="append"`.
+        uri: Where the table is.
+        batch_id: The version of this write. A version that was written is skipped, even if its rows differ.
+        app_id: Who counts the versions, the same in every run. Default in `foreachBatch`: the id of the streaming query. Then a
+            micro-batch may write to each table once; after an error, make the same call again. Needed over Spark Connect.
+        operation: "upsert", "append", "update" or "delete".
+        storage_options: As in `open_table`.
+        **options: Further options of the sink, such as `missing="null"`.
+
+    Raises:
+        InvalidInputError: `app_id` is missing where it is needed, or an option or column is wrong.
     """
     given = {name: str(value) for name, value in options.items()}
     given = {**told_by(df.sparkSession), **given}
     given |= {f"{STORAGE_PREFIX}{name}": value for name, value in (storage_options or {}).items()}
     parsed = Options.parse({**given, "path": uri, "operation": operation})
-    plan = WritePlan.make(known_table(parsed), df.schema, parsed)
-    caller = caller_of(df.sparkSession)
+    table = known_table(parsed)
+    plan = WritePlan.make(
+        with_columns_of(table, df.schema, parsed) if parsed.merge_schema else table, df.schema, parsed
+    )
+    query, run = streaming_query(df.sparkSession)
+    app = app_id or query
+    if app is None:
+        raise InvalidInputError(
+            "write_batch needs 'app_id' outside foreachBatch and over Spark Connect: a name for this writer, the same in "
+            "every run"
+        )
     place = f"{resolve(uri, parsed.storage_options).key} {plan.table_id}"
-    call = None if caller is None or app_id else next_call(caller, place, batch_id)
-    if call is not None:
-        txn = Transaction(call.app, batch_id, call.caller.query)
-    elif app_id:
-        txn = Transaction(app_id, batch_id)
-    else:
-        raise InvalidInputError("outside a streaming query 'app_id' is needed: it names who writes these versions")
-    stats = _write(df, plan, txn)
-    report(None if caller is None else caller.run, txn.version, stats)
-    if call is not None:
-        finished(call)
-    return BatchReport(txn.app, txn.version, stats.rows, stats.shards, stats.skipped_shards, stats.rejected_rows)
+    with nullcontext() if app_id else only_call(f"{query} {run}", batch_id, place):
+        stats = _write(df, plan, Transaction(app, batch_id, None if app_id else query))
+    report(run, batch_id, stats)
+    return BatchReport(app, batch_id, stats.rows, stats.shards, stats.skipped_shards, stats.rejected_rows)
 
 
 def _write(df: Any, plan: WritePlan, txn: Transaction) -> BatchStats:
@@ -136,14 +145,14 @@ def _handed_in(df: Any, plan: WritePlan, job: str) -> Pieces:
 
 def _told_of(piece: Piece) -> dict[str, Any]:
     """A piece as a row of `_PIECE`."""
-    return {name: getattr(piece, name) for name in _PIECE.names if hasattr(piece, name)} | {"digest": str(piece.digest)}
+    return {name: getattr(piece, name) for name in _PIECE.names if hasattr(piece, name)}
 
 
 def _piece_of(answer: dict[str, Any]) -> Piece:
     refused = answer.pop("refused")
     if refused is not None:
         decode_answer(refused)  # raises the error
-    return Piece(**{**answer, "digest": int(answer["digest"])})
+    return Piece(**answer)
 
 
 # ---------------------------------------------------------------------------------------------------- the second job

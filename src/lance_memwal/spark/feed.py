@@ -1,26 +1,25 @@
-"""The change feed of a table as a stream of Spark: `lance_memwal.feed`, cut into micro-batches and tasks.
+"""The change feed of a table as a Spark stream, read in micro-batches and tasks; its offsets.
 
-Owns `ChangeFeed`. A row comes with `_op` ('u' for a row that was put, 'd' for one that was deleted), `_shard`, `_position`,
-`_time` and `_txn`. An offset names the table (its tag) and, per shard, the next position to read; the first one of a query that
-begins with a snapshot also names that. Invariants:
+Entry point: `ChangeFeed`. Rows have the extra columns `_op` ('u' for a put row, 'd' for a deleted one), `_shard`, `_position`,
+`_time` and `_txn`. A blob column holds what a scan returns for fresh rows: the size, not the bytes. Spark stores offsets as JSON
+in the checkpoint of a query: `shards` holds the next position to read per shard, `table` the tag of the table. Invariants:
 
-1. Rows of one shard come in the order of their positions; a range between two offsets is always the same rows. What they
-   are, bulk writes included, is `lance_memwal.feed.shard_changes`'s to say, and where the log ends, too.
-2. A query begins with all live rows, in one micro-batch, and goes on with what changed after them; no row is missing between
-   the two, and none comes twice.
-3. A shard that appears later is read from its first position on.
-4. Positions that collection removed before they were read are a `CollectedError`; with `failOnDataLoss=false` the feed
-   goes on where the log begins, and says so in the log. With the option `consumer` collection waits for the query, from
-   before its first micro-batch on: one that collection may have passed already begins again, or is told so at once.
-5. A query never goes on in another table that was made at the place of its own: `TableReplacedError`.
-
-A blob column shows what a scan shows of fresh rows: the size, not the bytes.
+1. Rows of one shard are in the order of their positions. The same two offsets always give the same rows, also in the first
+   micro-batch. `lance_memwal.feed.shard_changes` decides which rows an entry has, bulk writes included, and where a log ends.
+2. A query that starts with a snapshot reads all live rows in one micro-batch, then the changes after them, each exactly once.
+3. A shard that appears later is read from its first position.
+4. Entries that GC deleted before they were read raise `CollectedError`. With `failOnDataLoss=false` the feed logs the loss and
+   continues after them. With the option `consumer` GC keeps what the query has not read, also before its first micro-batch.
+5. A query never continues in a re-created table: `TableReplacedError`.
+6. The initial offset of a query has the cursor from which the query starts as `initial`. The end of the first micro-batch has
+   that cursor as `began_at`. Spark stores only this end, so a restarted query reads the batch from `began_at`, and not from a
+   new initial offset. An offset of a checkpoint is checked before it is used.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,24 +36,69 @@ from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, ConsumerPlace, Standing
 from lance_memwal.feed.cursor import Cursor, Place
 from lance_memwal.feed.shard_changes import ShardChanges
 from lance_memwal.feed.starts import Shards, cursor_of
-from lance_memwal.feed.states import state_now
+from lance_memwal.feed.time_travel import state_now
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.outline import Hiding
 from lance_memwal.read.rebuilt import base_of
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.spark.offsets import Offset, checked_offset, cursor_of_offset, offset_of
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, outline_of
 from lance_memwal.spark.source import Part, PartReader, TableReader
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.sequenced import is_count
+from lance_memwal.types import is_shard_id
 
-__all__ = ["ChangeFeed", "feed_schema"]
+Offset = dict[str, Any]
+_LAST = 1 << 63
+
+
+def offset_of(cursor: Cursor) -> Offset:
+    """The initial offset of a query that starts from a cursor; `InvalidInputError` if the cursor is inside of a batch."""
+    if cursor.rows or any(place.rows for place in cursor.shards.values()):
+        what = "its first snapshot" if cursor.rows else "a large write"
+        raise InvalidInputError(
+            f"the consumer of this query is inside of {what}, where a Spark query cannot continue; read and commit with "
+            "Table.consumer up to the end of it, give the query another consumer, or drop this one with Table.drop_consumer"
+        )
+    shards = {shard_id: place.position + 1 for shard_id, place in cursor.shards.items()}
+    return {"shards": shards, "table": cursor.table, "initial": str(cursor)}
+
+
+def cursor_of_offset(tag: str | None, offset: Mapping[str, Any]) -> Cursor:
+    """The cursor, for the table with this tag, from which the query reads after an offset."""
+    if "initial" in offset:
+        return Cursor.parse(offset["initial"])
+    return Cursor(tag, {shard_id: Place(position - 1) for shard_id, position in offset["shards"].items()})
+
+
+def checked_offset(offset: Any) -> Offset:
+    """`offset`; `InvalidInputError` if this feed did not make it."""
+    shards = offset.get("shards") if isinstance(offset, dict) else None
+    is_ours = isinstance(shards, dict) and all(
+        is_shard_id(shard_id) and is_count(position) and 0 < position <= _LAST for shard_id, position in shards.items()
+    )
+    if not is_ours or not isinstance(offset.get("table"), str | None):
+        raise InvalidInputError(
+            "the checkpoint of this query holds no offset of a change feed: it is the one of another source, or damaged. "
+            "Start the query with a checkpoint of its own"
+        )
+    for name in {"initial", "began_at"}.intersection(offset):
+        snapshot = Cursor.parse(offset[name]).snapshot
+        if snapshot is not None:
+            Snapshot.parse(snapshot)
+    checked: Offset = offset
+    return checked
+
+
+# --------------------------------------------------------------------------------------------------------------- feed
+
 
 _LOG = logging.getLogger(__name__)
 _EXTRA = pa.schema(EXTRA).names
 _SNAPSHOT_KEY_BYTES = 256 << 10
 """Keys that go into every part: a stream has nothing that goes to all tasks of one batch."""
+_REMEDY = "start a new query with a new checkpoint; the option 'consumer' prevents this error"
 
 Positions = dict[str, int]
 
@@ -152,21 +196,25 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return options.max_entries_per_trigger, options.max_rows_per_trigger, options.max_bytes_per_trigger
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """How far the next micro-batch goes: the snapshot, all that is there, or as much as the limits allow."""
-        table = {"table": self._check_table(checked_offset(start).get("table")).tag}
+        """The end of the next micro-batch: the snapshot, everything that is written, or as much as the limits allow."""
+        tag = self._check_table(checked_offset(start).get("table")).tag
         self._claim(start)
-        begin = dict(start["shards"])
-        if "snapshot" in start:
-            return {"shards": begin, **table}
+        begin, initial = dict(start["shards"]), start.get("initial")
+        if initial is None:
+            ends = self._ends(begin, limit)
+            return start if ends == begin else {"shards": ends, "table": tag}
+        ends = self._ends(begin, limit) if Cursor.parse(initial).snapshot is None else begin
+        return {"shards": ends, "table": tag, "began_at": initial}
+
+    def _ends(self, begin: Positions, limit: ReadLimit) -> Positions:
         tips = self._stop_at if self._stop_at is not None else self._tips()
-        ends = {shard_id: max(tip, begin.get(shard_id, 0)) for shard_id, tip in tips.items()}
-        ends = {**begin, **ends}
-        if not isinstance(limit, ReadAllAvailable) and any(value is not None for value in self._limits()):
-            ends = self._admit(begin, ends)
-        return {"shards": ends, **table}
+        ends = begin | {shard_id: max(tip, begin.get(shard_id, 0)) for shard_id, tip in tips.items()}
+        if isinstance(limit, ReadAllAvailable) or self._limits() == (None, None, None):
+            return ends
+        return self._admit(begin, ends)
 
     def _checked(self, offset: Offset) -> Offset:
-        """An offset of this table; `TableReplacedError` if it is of another one that was here."""
+        """`offset`; `TableReplacedError` if the table was re-created since the offset was made."""
         self._check_table(checked_offset(offset).get("table"))
         return offset
 
@@ -174,8 +222,8 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         base = self._base()
         if tag is not None and tag != base.tag:
             raise TableReplacedError(
-                f"the table at {self._location().describe()} is another one than the one that this query read: it was made "
-                "anew. Start a new query, with a new checkpoint"
+                f"the table at {self._location().describe()} was re-created after this query read it; start a new query with "
+                "a new checkpoint"
             )
         return base
 
@@ -202,18 +250,20 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------------------------------------------ reading
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """One task per shard that has something between the offsets; those of the snapshot, if the query begins there."""
-        begin, table = self._checked(start)["shards"], checked_offset(end).get("table")
-        spans = [_Span(s, begin.get(s, 1), stop, table) for s, stop in sorted(end["shards"].items())]
-        found = [InputPartition(span) for span in spans if span.start < span.end]
-        if "snapshot" in start and "snapshot" not in end:
-            text = start["snapshot"]
-            found = [*self._snapshot_parts(text), *found]
-        return found
+        """One task per shard with entries between the offsets; and those of the snapshot, if the query begins with one."""
+        tag = self._checked(end).get("table")
+        began_at = end.get("began_at") if "initial" in self._checked(start) else None
+        begin = cursor_of_offset(tag, start) if began_at is None else Cursor.parse(began_at)
+        spans = [_Span(s, begin.place(s).position + 1, stop, tag) for s, stop in sorted(end["shards"].items())]
+        changes = [InputPartition(span) for span in spans if span.start < span.end]
+        return changes if begin.snapshot is None else [*self._snapshot_parts(begin.snapshot), *changes]
 
     def _snapshot_parts(self, text: str) -> list[InputPartition]:
-        pin = self._pin(text)
-        outline = outline_of(self._options, pin, most_key_bytes=_SNAPSHOT_KEY_BYTES)
+        try:
+            pin = self._pin(text)
+            outline = outline_of(self._options, pin, most_key_bytes=_SNAPSHOT_KEY_BYTES)
+        except CollectedError as error:
+            raise CollectedError(f"{error}; {_REMEDY}") from error
         parts = TableReader(self._options, pin, self._plain_schema(), outline).partitions()
         return [InputPartition(_SnapshotPart(text, part.value, outline.hiding)) for part in parts]
 
@@ -263,8 +313,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _after_collected(self, shard: ShardChanges, place: Place, error: CollectedError) -> Place:
         if self._options.fail_on_data_loss:
             raise CollectedError(
-                f"{error}. This query cannot read them any more: start a new one (a new checkpoint), or set "
-                "failOnDataLoss=false to go on without them; the option 'consumer' prevents it"
+                f"{error}; {_REMEDY}. With failOnDataLoss=false the query continues after the lost entries"
             ) from error
         following = max(shard.lowest(), Place(place.position + 1))
         _LOG.warning("feed lost entries [shard=%s, from=%d, to=%d]", shard.shard_id, place.position, following.position)

@@ -20,7 +20,6 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.compact.reports import CompactionReport, ShardCompaction
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES
 from lance_memwal.errors import InvalidInputError
@@ -44,8 +43,6 @@ from lance_memwal.upkeep.reports import (
     Problem,
 )
 from lance_memwal.write.table_target import writer_config
-
-__all__ = ["DEFAULT_DISTRIBUTED_BYTES", "CompactionMode", "compact", "flush", "gc", "maintain", "run_tasks"]
 
 DEFAULT_DISTRIBUTED_BYTES = 4 << 30
 CompactionMode = Literal["auto", "single", "distributed"]
@@ -118,16 +115,25 @@ def compact(
         mode == "auto" and base.takes_staged_commit and is_big(location, base, distributed_bytes)
     ):
         fsync = writer_config(base, None, {}, ()).fsync
-        job = Job(uri, SYSTEM_CLOCK.uuid4(), memory_bytes, fsync, options)
+        job = Job(uri, memory_bytes, fsync, options)
         compactor = distributed_compactor(job, partial(run_tasks, spark), location, partial(BaseTable.need, location))
         return compactor.run(max_generations=max_generations)
 
-    def work(_: str) -> str:
-        table = open_table(uri, storage_options=options)
-        return json.dumps(asdict(table.compact(max_generations=max_generations, memory_bytes=memory_bytes)))
+    limits = {"max_generations": max_generations, "memory_bytes": memory_bytes}
+    return _compaction_report(_in_one_task(spark, uri, options, "compact", limits))
 
-    (answer,) = run_tasks(spark, ["compact"], work)
-    return _compaction_report(json.loads(answer))
+
+def _in_one_task(
+    spark: Any, uri: str, options: dict[str, str], verb: str, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The report of one call of a `Table`, which an executor makes."""
+
+    def work(_: str) -> str:
+        return json.dumps(asdict(getattr(open_table(uri, storage_options=options), verb)(**arguments)))
+
+    (answer,) = run_tasks(spark, [verb], work)
+    report: dict[str, Any] = json.loads(answer)
+    return report
 
 
 def gc(
@@ -139,14 +145,8 @@ def gc(
     storage_options: Mapping[str, str] | None = None,
 ) -> GcReport:
     """Delete what nobody needs any more, on an executor; see `Table.gc`."""
-    options = dict(storage_options or {})
-
-    def work(_: str) -> str:
-        table = open_table(uri, storage_options=options)
-        return json.dumps(asdict(table.gc(dry_run=dry_run, grace_seconds=grace_seconds)))
-
-    (answer,) = run_tasks(spark, ["gc"], work)
-    return _gc_report(json.loads(answer))
+    arguments = {"dry_run": dry_run, "grace_seconds": grace_seconds}
+    return _gc_report(_in_one_task(spark, uri, dict(storage_options or {}), "gc", arguments))
 
 
 def maintain(
@@ -169,13 +169,8 @@ def maintain(
     flushed = flush(spark, uri, idle_seconds=claimable_after_seconds(base), storage_options=options)
     compaction = compact(spark, uri, storage_options=options)
 
-    def work(_: str) -> str:
-        table = open_table(uri, storage_options=options)
-        report = table.maintain(indexes=indexes, base_files=base_files, versions=versions, grace_seconds=grace_seconds)
-        return json.dumps(asdict(report))
-
-    (answer,) = run_tasks(spark, ["maintain"], work)
-    found = json.loads(answer)
+    steps = {"indexes": indexes, "base_files": base_files, "versions": versions, "grace_seconds": grace_seconds}
+    found = _in_one_task(spark, uri, options, "maintain", steps)
     garbage, named = _gc_report(found.pop("garbage")), tuple(found.pop("indexes"))
     return MaintenanceReport(
         **{**found, "flushed": flushed, "compaction": compaction, "garbage": garbage, "indexes": named}

@@ -1,12 +1,12 @@
-"""What a process keeps for the tables that its sinks write, and what it does after a commit.
+"""The sinks of a process, and the maintenance of logs after a commit.
 
-Owns `known_table`, `sink_of` and `tidy`. Invariants:
+Entry points: `known_table`, `sink_of`, `tidy`.
 
-1. A table has one sink per process: it remembers what it read of the logs, and which epochs it has joined. A table that was
-   made anew at the same place has a sink of its own. The sinks of the last 64 tables are kept; a new one knows nothing, and
-   reads it again. A table that is known is not opened again either: one look shows whether it is still that one.
-2. The logs that sinks leave behind are kept short by the process that commits (`lance_memwal.upkeep.short_logs`): beside the
-   commits, or at their end (`upkeep=commit`), or not at all (`upkeep=off`). That never fails a commit.
+1. A table has one sink per process. It remembers the logs that it read and the epochs that it joined. A table that was
+   re-created at the same URI gets a sink of its own. The sinks of the last 64 tables are kept; a new sink reads the logs again.
+   A known table is not opened again; one check shows whether it is still the same table.
+2. The process that commits also keeps the logs of its sinks short, in the background (`lance_memwal.upkeep.short_logs`), unless
+   `maintenance=off`. That never fails a commit.
 """
 
 from __future__ import annotations
@@ -27,33 +27,24 @@ from lance_memwal.spark.rows import WritePlan
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table import Table, open_table
 from lance_memwal.upkeep.short_logs import UNKNOWN_LENGTH, LogLength, LogLimits, ShortLogs
-from lance_memwal.write.joining import Patience, Sink
+from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
-
-__all__ = ["known_table", "lengths_of", "release", "sink_of", "tidy"]
+from lance_memwal.write.table_target import writer_config
 
 _LOG = logging.getLogger(__name__)
 _MOST_TABLES = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
-    """The sink of a table, and who keeps its logs short, once a commit was made here."""
+    """The sink of a table, and its `ShortLogs` once a commit was made here."""
 
     table_id: str | None
     sink: Sink
-    logs: dict[LogLimits, ShortLogs]
-
-    def end(self) -> None:
-        for logs in self.logs.values():
-            logs.stop()
-
-    def join(self) -> None:
-        for logs in self.logs.values():
-            logs.join()
+    logs: ShortLogs | None = None
 
 
-_KEPT: dict[tuple[str, int, int], _Kept] = {}
+_KEPT: dict[str, _Kept] = {}
 
 
 def known_table(options: Options) -> Table:
@@ -73,14 +64,12 @@ def sink_of(plan: WritePlan) -> Sink:
 
 
 def _kept(plan: WritePlan) -> _Kept:
-    options = plan.options
-    location = resolve(options.path, options.storage_options)
-    slot = (location.key, options.max_entry_bytes, options.owner_wait_seconds)
-    found = _KEPT.get(slot)
+    location = resolve(plan.options.path, plan.options.storage_options)
+    found = _KEPT.get(location.key)
     if found is None or found.sink.appender.is_replaced or found.table_id != plan.table_id:
-        made = _Kept(plan.table_id, _new_sink(plan, location), {})
-        _forget(slot)
-        _KEPT[slot] = found = made
+        made = _Kept(plan.table_id, _new_sink(plan, location))
+        _forget(location.key)
+        _KEPT[location.key] = found = made
         while len(_KEPT) > _MOST_TABLES:
             _forget(next(iter(_KEPT)))
     return found
@@ -89,14 +78,16 @@ def _kept(plan: WritePlan) -> _Kept:
 def release() -> None:
     """Forget all sinks of this process, and return when nothing runs beside them any more, at most a minute later."""
     while _KEPT:
-        _KEPT.popitem()[1].join()
+        logs = _KEPT.popitem()[1].logs
+        if logs is not None:
+            logs.join()
     _opened.cache_clear()
 
 
-def _forget(slot: tuple[str, int, int]) -> None:
-    old = _KEPT.pop(slot, None)
-    if old is not None:
-        old.end()
+def _forget(key: str) -> None:
+    old = _KEPT.pop(key, None)
+    if old is not None and old.logs is not None:
+        old.logs.stop()
 
 
 def _new_sink(plan: WritePlan, location: Location) -> Sink:
@@ -104,9 +95,9 @@ def _new_sink(plan: WritePlan, location: Location) -> Sink:
     if plan.table_id is not None and base.table_id != plan.table_id:
         raise TableReplacedError(f"the table at {location.describe()} was made anew since this write was planned")
     look_up = Reader(NewestBase(base)).stored_rows
-    appender = OnceAppender(location, max_entry_bytes=plan.options.max_entry_bytes, look_up=look_up)
+    appender = OnceAppender(location, look_up=look_up)
     owners = None if appender.table_id is None else SinkOwners(location, appender.table_id)
-    return Sink(appender, patience=Patience(plan.options.owner_wait_seconds), find_owner=owners)
+    return Sink(appender, find_owner=owners)
 
 
 def lengths_of(sink: Sink, shards: Sequence[str]) -> dict[str, LogLength]:
@@ -117,33 +108,21 @@ def lengths_of(sink: Sink, shards: Sequence[str]) -> dict[str, LogLength]:
 
 def tidy(plan: WritePlan, lengths: Mapping[str, LogLength]) -> None:
     """Keep logs of these lengths short; no failure of that reaches the commit."""
-    options = plan.options
-    if options.upkeep == "off":
+    if plan.options.maintenance == "off":
         return
     try:
-        logs = _logs_of(_kept(plan), options)
-        too_long = logs.note(lengths)
-        if options.upkeep == "commit":
-            logs.run()
-        else:
-            logs.flush(too_long)
-            logs.start()
-    except Exception as error:  # the rows are in the table, whatever it was
+        logs = _logs_of(_kept(plan), plan.options)
+        logs.flush(logs.note(lengths))
+        logs.start()
+    except Exception as error:  # the rows are in the table, so the commit succeeds
         _LOG.warning("logs are not kept short for now, the next commit tries again: %s", error)
 
 
 def _logs_of(kept: _Kept, options: Options) -> ShortLogs:
-    limits = LogLimits(
-        entries=options.flush_entries,
-        size_bytes=options.flush_bytes,
-        age_seconds=options.flush_seconds,
-        generations=options.compact_generations,
-        maintain_seconds=options.maintain_seconds,
-    )
-    found = kept.logs.get(limits)
-    if found is None:
+    if kept.logs is None:
         location = kept.sink.appender.location
-        watch = TableWatch(BaseTable.need(location))
-        maintain = known_table(options).maintain
-        found = kept.logs.setdefault(limits, ShortLogs(location, watch.look, maintain, limits=limits))
-    return found
+        base = BaseTable.need(location)
+        limits = LogLimits.of(writer_config(base, None, {}, ()))
+        watch, maintain = TableWatch(base), known_table(options).maintain
+        kept.logs = ShortLogs(location, watch.look, maintain, limits=limits)
+    return kept.logs

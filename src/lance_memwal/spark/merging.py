@@ -3,7 +3,7 @@
 Owns `merge_into`. Invariants:
 
 1. The join sees one snapshot of the table. A key that others write between it and the append is a conflict, checked shard by
-   shard against the positions of that snapshot (`unchangedSince`). The merge is then joined again with a new snapshot: shards
+   shard against the positions of that snapshot (`__unchangedSince`). The merge is then joined again with a new snapshot: shards
    that have it already, by its mark, are left alone. After the last attempt the conflict is a `ChangedKeysError`.
 2. Clauses are tried in the order in which they were given; the first that applies decides a row.
 3. Every row that no clause takes is left alone. Two source rows of one key are an error.
@@ -24,13 +24,10 @@ from lance_memwal.arguments import check_choice, check_number
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import ChangedKeysError, InvalidInputError
 from lance_memwal.spark.executor_mode import BatchReport, write_batch
-from lance_memwal.spark.names import found, resolved
-from lance_memwal.spark.options import STORAGE_PREFIX, told_by
+from lance_memwal.spark.options import CASE_SENSITIVE, STORAGE_PREFIX, UNCHANGED_SINCE, found, resolved, told_by
 from lance_memwal.spark.rows import OP
-from lance_memwal.spark.types import spark_type
+from lance_memwal.spark.types import refuse_time_casts, spark_type
 from lance_memwal.table import Table, open_table
-
-__all__ = ["MergeBuilder", "OnConflict", "merge_into"]
 
 _LOG = logging.getLogger(__name__)
 _IN_TARGET, _IN_SOURCE, _CHOSEN = "_memwal_in_target", "_memwal_in_source", "_memwal_clause"
@@ -67,7 +64,7 @@ def merge_into(
     Conditions and values are SQL texts or columns; they see the source as `source` and the table as `target`.
     """
     table = open_table(uri, storage_options=storage_options)
-    exactly = told_by(spark)["caseSensitive"] == "true"
+    exactly = told_by(spark)[CASE_SENSITIVE] == "true"
     key, given = table.primary_key, [on] if isinstance(on, str) else list(on)
     keys = [found(name, table.schema.names, case_sensitive=exactly) or name for name in given]
     if sorted(keys) != sorted(key):
@@ -172,9 +169,7 @@ class MergeBuilder:
 
     def _write(self, app: str, version: int, options: dict[str, Any], *, checked: bool) -> BatchReport:
         snapshot = str(self._table.snapshot())
-        given = {**options, "replayMismatch": "skip"}  # what a merge writes depends on what is there
-        if checked:
-            given["unchangedSince"] = snapshot
+        given = {**options, UNCHANGED_SINCE: snapshot} if checked else options
         uri, storage = self._table.uri, self._storage
         return write_batch(self._changes(snapshot), uri, version, app_id=app, storage_options=storage, **given)
 
@@ -189,12 +184,26 @@ class MergeBuilder:
         same = reduce(lambda one, more: one & more, (_of("source", key) == _of("target", key) for key in self._keys))
         by_source = any(clause.kind == "not_matched_by_source" for clause in self._clauses)
         joined = source.join(target, same, "full" if by_source else "left")
+        self._refuse_time_casts(joined)
         chosen = f.lit(None).cast("int")
         for number, clause in reversed(list(enumerate(self._clauses))):
             chosen = f.when(clause.applies, f.lit(number)).otherwise(chosen)
         marked = joined.withColumn(_CHOSEN, chosen).where(f.col(_CHOSEN).isNotNull())
         values = [self._value(field.name, field.type).alias(field.name) for field in self._table.schema]
         return marked.select(*values, self._by_clause(lambda clause: f.lit("d" if clause.delete else "u")).alias(OP))
+
+    def _refuse_time_casts(self, joined: Any) -> None:
+        """Return only if the values of all clauses are times of the kinds that the table holds."""
+        of_source = any(clause.settings is None and not clause.delete for clause in self._clauses)
+        names = self._table.schema.names if of_source else self._keys
+        columns = [(name, _of("source", name)) for name in names if self._is_given(name)]
+        columns += [(name, value) for clause in self._clauses for name, value in (clause.settings or {}).items()]
+        chosen = [f.lit(_expression(value)).alias(name) for name, value in columns]
+        for field in joined.select(*chosen).schema if chosen else ():
+            refuse_time_casts(field.dataType, self._table.schema.field(field.name).type, repr(field.name))
+
+    def _is_given(self, name: str) -> bool:
+        return found(name, self._source.columns, case_sensitive=self._exactly) is not None
 
     def _by_clause(self, value: Any) -> Any:
         """What `value` gives for the clause that takes a row."""
@@ -205,10 +214,11 @@ class MergeBuilder:
 
     def _value(self, name: str, kind: pa.DataType) -> Any:
         """What a column becomes."""
-        given = found(name, self._source.columns, case_sensitive=self._exactly) is not None
-        ours, theirs = _of("target", name), _of("source", name) if given else None
+        ours, theirs = _of("target", name), _of("source", name) if self._is_given(name) else None
 
         def of_clause(clause: _Clause) -> Any:
+            if clause.kind == "matched" and name in self._keys:  # Spark may take two values for equal that are not
+                return ours
             if clause.settings is not None:
                 settings = clause.settings
                 return f.lit(_expression(settings[name])).cast(spark_type(kind)) if name in settings else ours

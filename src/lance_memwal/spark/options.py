@@ -1,29 +1,68 @@
-"""The options of `format("memwal")`: names, values, defaults, and what does not belong together.
+"""The options of `format("memwal")`, and names of columns as Spark's resolver matches them.
 
-Owns `Options`. Invariants:
+Owns `Options`, `resolved` and `found`. Invariants:
 
 1. An option that nobody knows is an error with the nearest known name; a value that does not fit says what would.
 2. What Spark itself passes along (checkpoints, query names) is let through.
 3. Credentials (`storage.*`) are in no repr and in no error.
+4. Names match in any case, unless `spark.sql.caseSensitive` is set; one that means two columns is refused.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lance_memwal.arguments import described, digits_of
+from lance_memwal.arguments import check_column, described, digits_of
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.upkeep.short_logs import LogLimits
 
-__all__ = ["STORAGE_PREFIX", "Operation", "Options", "told_by"]
+
+def found(name: str, columns: Sequence[str], *, case_sensitive: bool = False) -> str | None:
+    """The column that a name means; None if there is none, `InvalidInputError` if there are two."""
+    if case_sensitive:
+        return name if name in columns else None
+    matching = [column for column in columns if column.lower() == name.lower()]
+    if len(matching) > 1:
+        raise InvalidInputError(
+            f"column {name!r} is ambiguous, it may be {' or '.join(map(repr, matching))}: set spark.sql.caseSensitive "
+            "to true, or rename one of them"
+        )
+    return matching[0] if matching else None
+
+
+def resolved(name: str, columns: Sequence[str], what: str = "column", *, case_sensitive: bool = False) -> str:
+    """The column that a name means; `InvalidInputError` if there is none, or if there are two."""
+    column = found(name, columns, case_sensitive=case_sensitive)
+    if column is None:
+        check_column(name, [item for item in columns if item != name], what)
+    return column or name
+
+
+def refuse_doubles(names: Iterable[str], *, case_sensitive: bool = False) -> None:
+    """Return only if no two of these names, of one DataFrame, mean the same column."""
+    seen: dict[str, str] = {}
+    for name in names:
+        meant = name if case_sensitive else name.lower()
+        if meant in seen:
+            raise InvalidInputError(
+                f"columns {seen[meant]!r} and {name!r} of the DataFrame mean the same column: rename one of them"
+            )
+        seen[meant] = name
+
+
+# ------------------------------------------------------------------------------------------------------------ options
+
 
 Operation = Literal["upsert", "append", "update", "delete"]
 STORAGE_PREFIX = "storage."
-_MIB = 1 << 20
-_LIMITS = LogLimits()
+# Options that the package and its JVM part set, and no user.
+CASE_SENSITIVE = "__caseSensitive"
+CHANGE_FEED = "__changeFeed"
+PUSHED = "__pushed"
+UNCHANGED_SINCE = "__unchangedSince"
+STATEMENT_ON = "__statementOn"
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "triggerinterval", "path", "paths", "__commit__"})
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
@@ -34,7 +73,7 @@ class Options:
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
-    case_sensitive: bool = False
+    case_sensitive: bool = False  # internal: as the session has it
     # reading
     columns: tuple[str, ...] | None = None
     filter: str | None = None
@@ -42,7 +81,7 @@ class Options:
     consistency: Literal["fresh", "flushed"] = "fresh"
     rows_per_partition: int = 1_000_000
     as_of: str | None = None
-    pushed: str | None = None  # by the JVM face: see `face.pushed`, which makes `filter`, `limit` and `count` of it
+    pushed: str | None = None  # internal: `face.pushed` makes `filter`, `limit` and `count` of it
     limit: int | None = None
     count: bool = False
     # writing
@@ -55,21 +94,14 @@ class Options:
     if_absent: bool = False
     where: str | None = None
     merge_schema: bool = False
-    unchanged_since: str | None = None
-    replay_mismatch: Literal["error", "skip"] = "error"
-    inline_bytes: int = 4 * _MIB
-    message_bytes: int = 128 * _MIB
-    max_entry_bytes: int = 64 * _MIB
-    upkeep: Literal["background", "commit", "off"] = "background"
-    flush_entries: int = _LIMITS.entries
-    flush_bytes: int = _LIMITS.size_bytes
-    flush_seconds: int = int(_LIMITS.age_seconds)
-    compact_generations: int = _LIMITS.generations
-    maintain_seconds: int = int(_LIMITS.maintain_seconds)
-    owner_wait_seconds: int = 600
-    report_to: str | None = None  # by the JVM face: see `batch_reports`
+    primary_key: tuple[str, ...] | None = None  # of the table that `saveAsTable` creates, or of an existing one
+    sharding: str | None = None
+    merge: str | None = None
+    maintenance: Literal["background", "off"] = "background"
+    unchanged_since: str | None = None  # internal: see `unchanged`
+    statement_on: str | None = None  # internal: the snapshot that UPDATE, DELETE or MERGE reads
     # the change feed
-    change_feed: bool = False
+    change_feed: bool = False  # internal
     starting_position: Literal["snapshot", "earliest", "latest"] = "snapshot"
     consumer: str | None = None
     fail_on_data_loss: bool = True
@@ -105,7 +137,7 @@ class Options:
             raise InvalidInputError("option 'txnVersion' needs 'txnAppId': the version counts per application")
         if self.as_of is not None and (self.change_feed or self.consistency != "fresh"):
             raise InvalidInputError(
-                "option 'asOf' is for reads of the whole table: leave out changeFeed and consistency"
+                "option 'asOf' is for reads of the whole table; leave out 'consistency', and read no change feed"
             )
         if self.sequence_by is not None and self.duplicates != "error":
             raise InvalidInputError("options 'sequenceBy' and 'duplicates' exclude each other: one rule decides")
@@ -120,14 +152,14 @@ class Options:
 
 
 def told_by(session: Any) -> dict[str, str]:
-    """What a session says about names and times, as options; the JVM face tells the same."""
+    """The settings of a session about names and times, as options; the JVM part passes the same."""
     zone, case_sensitive = session.conf.get("spark.sql.session.timeZone"), session.conf.get("spark.sql.caseSensitive")
-    return {"timeZone": zone, "caseSensitive": case_sensitive}
+    return {"timeZone": zone, CASE_SENSITIVE: case_sensitive}
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _PARSERS, n=1)
-    hint = f"; did you mean {_SHOWN[near[0]]!r}?" if near else f"; known: {', '.join(sorted(_SHOWN.values()))}"
+    near = difflib.get_close_matches(name.lower(), _NAMES, n=1)
+    hint = f"; did you mean {_NAMES[near[0]]!r}?" if near else f"; known: {', '.join(sorted(_NAMES.values()))}"
     return f"unknown option {name!r}{hint}"
 
 
@@ -188,11 +220,9 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "columns": ("columns", _names),
     "filter": ("filter", _text),
     "timeZone": ("time_zone", _text),
-    "caseSensitive": ("case_sensitive", _flag),
     "consistency": ("consistency", _one_of("fresh", "flushed")),
     "rowsPerPartition": ("rows_per_partition", _positive),
     "asOf": ("as_of", _text),
-    "pushed": ("pushed", _text),
     "operation": ("operation", _one_of("upsert", "append", "update", "delete")),
     "txnAppId": ("txn_app_id", _text),
     "txnVersion": ("txn_version", _number),
@@ -202,20 +232,10 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "ifAbsent": ("if_absent", _flag),
     "where": ("where", _text),
     "mergeSchema": ("merge_schema", _flag),
-    "unchangedSince": ("unchanged_since", _text),
-    "replayMismatch": ("replay_mismatch", _one_of("error", "skip")),
-    "inlineBytes": ("inline_bytes", _bytes),
-    "messageBytes": ("message_bytes", _bytes),
-    "maxEntryBytes": ("max_entry_bytes", _bytes),
-    "upkeep": ("upkeep", _one_of("background", "commit", "off")),
-    "flushEntries": ("flush_entries", _number),
-    "flushBytes": ("flush_bytes", _bytes),
-    "flushSeconds": ("flush_seconds", _number),
-    "compactGenerations": ("compact_generations", _number),
-    "maintainSeconds": ("maintain_seconds", _number),
-    "ownerWaitSeconds": ("owner_wait_seconds", _number),
-    "reportTo": ("report_to", _text),
-    "changeFeed": ("change_feed", _flag),
+    "primaryKey": ("primary_key", _names),
+    "sharding": ("sharding", _text),
+    "merge": ("merge", _text),
+    "maintenance": ("maintenance", _one_of("background", "off")),
     "startingPosition": ("starting_position", _one_of("snapshot", "earliest", "latest")),
     "consumer": ("consumer", _text),
     "failOnDataLoss": ("fail_on_data_loss", _flag),
@@ -225,5 +245,13 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "changesFrom": ("changes_from", _text),
     "changesTo": ("changes_to", _text),
 }
-_PARSERS = {shown.lower(): entry for shown, entry in _OPTIONS.items()}
-_SHOWN = {shown.lower(): shown for shown in _OPTIONS}
+_INTERNAL: dict[str, tuple[str, Any]] = {
+    CASE_SENSITIVE: ("case_sensitive", _flag),
+    CHANGE_FEED: ("change_feed", _flag),
+    PUSHED: ("pushed", _text),
+    UNCHANGED_SINCE: ("unchanged_since", _text),
+    STATEMENT_ON: ("statement_on", _text),
+}
+_SHOWN = {shown.lower(): shown for shown in (*_OPTIONS, *_INTERNAL)}
+_PARSERS = {shown.lower(): entry for shown, entry in (*_OPTIONS.items(), *_INTERNAL.items())}
+_NAMES = {shown.lower(): shown for shown in _OPTIONS}

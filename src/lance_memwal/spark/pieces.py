@@ -4,7 +4,7 @@ Owns `Piece`, `Pieces` and where their bytes are. Invariants:
 
 1. A task writes nothing that a reader can see: staged objects are no part of the table, and collection removes those that
    nobody came for.
-2. Messages are bounded per task (`inlineBytes`) and in sum (`messageBytes`), however many tasks there are: the share of task
+2. Messages are bounded per task (4 MiB) and in sum (128 MiB) for any number of tasks: the share of task
    number i is m * k / ((i + k) * (i + k + 1)), and these add up to m. What is more is staged.
 3. A task keeps at most 64 MiB of rows before it stages them; all shards of one turn are one object.
 4. Rows that came to the commit unsplit become the same pieces there, by the same plan: the tasks of the JVM face hand in those of
@@ -25,28 +25,16 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
+from lance_memwal.rows.ipc_frames import read_stream, stream_of
 from lance_memwal.rows.sharding import Sharding
-from lance_memwal.rows.streams import read_stream, stream_of
-from lance_memwal.spark.options import Options
 from lance_memwal.spark.refusals import refusing
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 
-__all__ = [
-    "Piece",
-    "Pieces",
-    "all_staged",
-    "by_shard",
-    "inline_share",
-    "load_pieces",
-    "split_here",
-    "unsplit",
-    "unstage",
-    "write_pieces",
-]
-
 _LOG = logging.getLogger(__name__)
+TASK_MESSAGE_BYTES = 4 << 20
+ALL_MESSAGE_BYTES = 128 << 20
 _SPILL_BYTES = 64 << 20
 _LARGE_SHARES = 32  # the k of invariant 2: about so many tasks may use most of the messages
 _handed_in: dict[tuple[str, int], int] = {}
@@ -57,13 +45,12 @@ _handed_in: dict[tuple[str, int], int] = {}
 class Piece:
     """Rows of one shard from one task: inline, or `size_bytes` from `start` on of the staged object `path`.
 
-    `digest` is the sum of theirs (`RowDigest`). `batches` are those of a piece that was made where it is committed.
+    `batches` are the rows of a piece that the commit made itself.
     """
 
     shard_id: str
     rows: int
     size_bytes: int
-    digest: int = 0
     data: bytes | None = field(default=None, repr=False)
     path: str | None = None
     start: int = 0
@@ -100,7 +87,7 @@ def split_here(plan: WritePlan, message: Pieces) -> Pieces:
         with pa.ipc.open_stream(stream) as reader:
             for shard_id, rows in plan.split(iter(reader)):
                 held.setdefault(shard_id, []).append(rows)
-    made = (replace(_piece(plan, shard_id, rows, _size(rows)), batches=tuple(rows)) for shard_id, rows in held.items())
+    made = (replace(_piece(shard_id, rows, _size(rows)), batches=tuple(rows)) for shard_id, rows in held.items())
     return replace(message, pieces=tuple(made), unsplit=(), routed_by=plan.sharding)
 
 
@@ -108,8 +95,8 @@ def _size(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(int(pa.ipc.get_record_batch_size(batch)) for batch in batches)
 
 
-def _piece(plan: WritePlan, shard_id: str, batches: Sequence[pa.RecordBatch], size_bytes: int) -> Piece:
-    return Piece(shard_id, sum(batch.num_rows for batch in batches), size_bytes, plan.digest(batches).total)
+def _piece(shard_id: str, batches: Sequence[pa.RecordBatch], size_bytes: int) -> Piece:
+    return Piece(shard_id, sum(batch.num_rows for batch in batches), size_bytes)
 
 
 def write_pieces(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -> Pieces:
@@ -121,7 +108,7 @@ def write_pieces(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -
         query = context.getLocalProperty("sql.streaming.queryId")
         run = context.getLocalProperty("spark.jobGroup.id")
         number, attempt = context.partitionId(), context.taskAttemptId()
-    share = max(0, inline_share(plan.options, number) - _handed_in.get((job, attempt), 0))
+    share = max(0, inline_share(number) - _handed_in.get((job, attempt), 0))
     pieces = refusing(partial(_collected, plan, job, share), batches)
     if isinstance(pieces, MemWalError):
         return Pieces((), query, run, pieces)
@@ -137,10 +124,10 @@ def _collected(plan: WritePlan, job: str, share: int, batches: Iterator[pa.Recor
     return collector.finish()
 
 
-def inline_share(options: Options, number: int) -> int:
+def inline_share(number: int) -> int:
     """How many bytes task `number` may put into messages."""
     k = _LARGE_SHARES
-    return min(options.inline_bytes, options.message_bytes * k // ((number + k) * (number + k + 1)))
+    return min(TASK_MESSAGE_BYTES, ALL_MESSAGE_BYTES * k // ((number + k) * (number + k + 1)))
 
 
 def _count(task: tuple[str, int], size_bytes: int) -> None:
@@ -171,7 +158,7 @@ class _Collector:
             self._stage()
         for shard_id, batches in self._held.items():
             data = _encode(batches)
-            self._pieces.append(replace(_piece(self._plan, shard_id, batches, len(data)), data=data))
+            self._pieces.append(replace(_piece(shard_id, batches, len(data)), data=data))
         return tuple(self._pieces)
 
     def _stage(self) -> None:
@@ -182,7 +169,7 @@ class _Collector:
         for shard_id, batches in self._held.items():
             start = sink.tell()
             sink.write(_encode(batches))
-            piece = _piece(self._plan, shard_id, batches, sink.tell() - start)
+            piece = _piece(shard_id, batches, sink.tell() - start)
             self._pieces.append(replace(piece, path=path, start=start))
         location.store.put_new(path, sink.getvalue())
         self._held, self._held_bytes = {}, 0

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from lance_memwal.feed.snapshots import snapshot_of, tiers_of
+from lance_memwal.feed.time_travel import snapshot_of, tiers_of
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.outline import MOST_KEY_BYTES, Hiding, Outline, outline
 from lance_memwal.read.reader import Reader
@@ -26,8 +26,6 @@ from lance_memwal.spark.options import Options
 from lance_memwal.store.location import resolve
 from lance_memwal.table import open_table
 from lance_memwal.upkeep.pins import is_pinned
-
-__all__ = ["Pin", "base_of_pin", "outline_of", "pin_table", "shards_of_pin"]
 
 _kept: deque[tuple[str, Snapshot, Tiers, KeySet | None]] = deque(maxlen=2)
 

@@ -15,8 +15,6 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from lance_memwal.spark import batch_reports
 
-__all__ = ["ProgressListener", "QueryStats"]
-
 _LOG = logging.getLogger(__name__)
 
 

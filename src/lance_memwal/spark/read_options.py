@@ -10,12 +10,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from lance_memwal.spark.dialect import as_spark_reads
-from lance_memwal.spark.names import resolved
-from lance_memwal.spark.options import Options
+from lance_memwal.spark.options import Options, resolved
 from lance_memwal.spark.pin import pin_table
 from lance_memwal.table import open_table
-
-__all__ = ["columns_of", "resolved_options"]
 
 
 def resolved_options(options: Options) -> Options:

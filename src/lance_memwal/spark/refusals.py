@@ -22,8 +22,6 @@ from lance_memwal.errors import (
     UnsupportedFormatError,
 )
 
-__all__ = ["raise_first", "refusing"]
-
 _PERMANENT = (ChangedKeysError, InvalidInputError, TableReplacedError, UnsupportedFormatError, CorruptDataError)
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -16,8 +16,6 @@ from lance_memwal.spark.pieces import Pieces, write_pieces
 from lance_memwal.spark.rows import WritePlan, needed_for_delete
 from lance_memwal.table import Table, open_table
 
-__all__ = ["all_gone", "overwriting"]
-
 
 def overwriting(table: Table, options: Options) -> Options:
     """The options of a write that replaces all rows; `InvalidInputError` if the table does not take one."""

@@ -8,8 +8,9 @@ Owns `WritePlan`, what the driver decided about a write, and the functions that 
    of a table does. Of another column it is known in one version only. Rows of one key in one version count in the order of
    the table's sequence and of `sequenceBy`; without both, duplicates
    are an error, since the order of rows inside a partition is not repeatable, unless the user says that it is.
-4. Where one statement both deletes keys and writes rows (`duplicates=live`), a row wins over a delete of its key, and two rows
-   are an error.
+4. If one statement both deletes keys and writes rows (`duplicates=live`), a row wins over a delete of its key, and two rows
+   of one key are an error.
+5. An SQL statement (`statement_on`) changes no key. Rows that it inserts are marked until the commit (`INSERTED`).
 """
 
 from __future__ import annotations
@@ -28,28 +29,29 @@ from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.rows.digest import RowDigest
 from lance_memwal.rows.fit import Fitter, Missing, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import refuse_missing
 from lance_memwal.rows.keys import KeySet, key_array, last_of_each
-from lance_memwal.rows.merging import FirstRow, LastWrite, Merge, check_merge
+from lance_memwal.rows.merging import FirstRow, LastWrite, Merge, check_merge, merge_of_text, text_of_merge
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.rows.sharding import Sharding
+from lance_memwal.rows.sharding import Sharding, sharding_of_text
 from lance_memwal.spark.dialect import as_spark_reads
-from lance_memwal.spark.names import found, refuse_doubles
-from lance_memwal.spark.options import Operation, Options
-from lance_memwal.spark.types import arrow_type, to_arrow_columns
+from lance_memwal.spark.options import Operation, Options, found, refuse_doubles
+from lance_memwal.spark.types import arrow_type, refuse_time_casts, to_arrow_columns
 from lance_memwal.table import Table
-from lance_memwal.types import TOMBSTONE, Transaction
+from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.changes import Terms
-
-__all__ = ["OP", "SEQUENCE", "WritePlan", "needed_for_delete", "rows_in_order"]
 
 OP = "_op"
 SEQUENCE = "_memwal_sequence"
+INSERTED = "_memwal_inserted"
 _LOG = logging.getLogger(__name__)
 _DELETES = pa.array(["d"])
 _KNOWN_OPS = pa.array(["u", "i", "d"])
+_CHANGED_KEY = "k"  # in `_op`, from `ChangeWriters.java` only
+_MAX_SHOWN = 5
+_POSITIONS = frozenset({"_position", "_commit_version"})
+"""Columns of the change feed that count the log entries of one shard of one table."""
 
 
 @functools.lru_cache(maxsize=64)  # once per process
@@ -103,9 +105,40 @@ def _resolved(options: Options, names: Sequence[str], renamed: dict[str, str], c
         by = found(renamed.get(by, by), names, case_sensitive=exactly)
         if by is None:
             raise InvalidInputError(f"option 'sequenceBy' names column {options.sequence_by!r}, which is not there")
+        if by.lower() in _POSITIONS and by in columns.names:
+            raise InvalidInputError(
+                f"option 'sequenceBy' names {by!r}, which counts the log entries of one shard of one source; rows of another "
+                "source would lose to the values in the column of the table; write into a table without that column"
+            )
     if where is not None:
-        where = as_spark_reads(where, columns, zone=options.time_zone, case_sensitive=exactly)
+        where = as_spark_reads(
+            where,
+            columns,
+            zone=options.time_zone,
+            case_sensitive=exactly,
+            instead="use MERGE INTO, which Spark evaluates",
+        )
     return replace(options, sequence_by=by, where=where)
+
+
+def _check_definition(base: BaseTable, options: Options) -> None:
+    """Return only if the options that define a table agree with this table."""
+    found = {
+        "primaryKey": ",".join(base.primary_key),
+        "sharding": str(base.sharding),
+        "merge": text_of_merge(base.merge),
+    }
+    wanted = {
+        "primaryKey": None if options.primary_key is None else ",".join(options.primary_key),
+        "sharding": None if options.sharding is None else str(sharding_of_text(options.sharding)),
+        "merge": None if options.merge is None else text_of_merge(merge_of_text(options.merge)),
+    }
+    for name, value in wanted.items():
+        if value is not None and value.lower() != found[name].lower():
+            raise InvalidInputError(
+                f"option {name!r} is {value!r}, and the table has {found[name] or 'none'!r}; leave the option out, or write to "
+                "another table"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +161,7 @@ class WritePlan:
         base = table.base
         base.need_details()
         key = base.primary_key
+        _check_definition(base, options)
         operation = options.operation or ("upsert" if key else "append")
         if operation in ("upsert", "update", "delete") and not key:
             raise InvalidInputError(
@@ -200,6 +234,12 @@ class WritePlan:
         return needed_for_delete(self.schema.primary_key, self.sharding, self.decides)
 
     @property
+    def _written(self) -> list[str]:
+        """The columns that are taken from the DataFrame: a delete without a condition needs no others."""
+        key_alone = self.operation == "delete" and self.options.where is None
+        return self._needed_for_delete if key_alone else self.schema.columns.names
+
+    @property
     def _needed(self) -> list[str]:
         if self.operation == "delete":
             return self._needed_for_delete
@@ -225,31 +265,15 @@ class WritePlan:
         for item in frame:
             if item.name in columns.names:
                 arrow_type(item.dataType, repr(item.name))
+                if item.name in self._written:
+                    refuse_time_casts(item.dataType, columns.field(item.name).type, repr(item.name))
             elif item.name not in special and self.operation != "delete":
                 check_column(item.name, columns.names)
-
-    @property
-    def on_trust(self) -> WritePlan:
-        """The plan of a write whose repeats are not looked at."""
-        return replace(self, options=replace(self.options, replay_mismatch="skip"))
-
-    @property
-    def compares(self) -> bool:
-        """Whether a repeat must have the rows of the first."""
-        return self.options.replay_mismatch == "error"
-
-    def digest(self, batches: Sequence[pa.RecordBatch]) -> RowDigest:
-        """The digest of rows of a shard; that of none where repeats are taken on trust."""
-        return RowDigest.of(batches if self.compares else ())
-
-    def txn_of(self, txn: Transaction, digest: RowDigest) -> Transaction:
-        """The transaction of a shard whose rows have this digest; without it where repeats are taken on trust."""
-        return replace(txn, digest=str(digest)) if self.compares else txn
 
     # ------------------------------------------------------------------------------------------------------ in a task
 
     def split(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows by shard, as the table holds them, `_tombstone` (and the sequence, if one is used) behind."""
+        """The rows by shard, as the table holds them. `_tombstone`, `SEQUENCE` and `INSERTED` follow, if they are used."""
         fitter = Fitter(self.schema)
         for batch in batches:
             if batch.num_rows:
@@ -262,14 +286,40 @@ class WritePlan:
     def _fit(self, fitter: Fitter, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.renamed:
             batch = batch.rename_columns([dict(self.renamed).get(name, name) for name in batch.schema.names])
+        extra = self._extra(batch)
         flags = self._flags(batch)
-        sequence = batch.column(self.options.sequence_by) if self.options.sequence_by else None
-        key_alone = self.operation == "delete" and self.options.where is None  # a condition may name any column
-        wanted = self._needed_for_delete if key_alone else self.schema.columns.names
+        wanted = self._written
         rows = batch.select([name for name in batch.schema.names if name in wanted])
         rows = to_arrow_columns(rows, self.schema.columns).append_column(TOMBSTONE, flags)
         fitted = fitter.fit_flagged_part(rows)[0] if self._keeps else fitter.fit_flagged(rows, fill=self._fills)
-        return fitted if sequence is None else fitted.append_column(SEQUENCE, sequence)
+        for name, column in extra.items():
+            fitted = fitted.append_column(name, column)
+        return fitted
+
+    def _extra(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        """The columns that the commit needs and the table does not hold."""
+        found = {}
+        if self.options.sequence_by:
+            found[SEQUENCE] = batch.column(self.options.sequence_by)
+        if self.options.statement_on:
+            found[INSERTED] = self._inserted(batch)
+        return found
+
+    def _inserted(self, batch: pa.RecordBatch) -> pa.Array:
+        """Per row whether the statement inserts it: all rows of a MERGE that only inserts, which have no `_op`."""
+        if OP not in batch.schema.names:
+            return pa.repeat(True, batch.num_rows)
+        self._refuse_changed_keys(batch)
+        return pc.equal(batch.column(OP), "i")
+
+    def _refuse_changed_keys(self, batch: pa.RecordBatch) -> None:
+        key = list(self.schema.primary_key)
+        changed = batch.filter(pc.equal(batch.column(OP), _CHANGED_KEY)).select(key)
+        if changed.num_rows:
+            raise InvalidInputError(
+                f"the statement sets the primary key ({', '.join(key)}) of a row to another value: {shown_keys(changed)}; "
+                "delete the row and insert a new one; nothing was written"
+            )
 
     def _flags(self, batch: pa.RecordBatch) -> pa.Array:
         if self.operation == "delete":
@@ -301,8 +351,7 @@ def rows_in_order(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Rec
     table = pa.concat_tables((pa.Table.from_batches([batch]) for batch in batches), promote_options="default")
     if order:
         table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending", "at_start") for name in order]))
-    if SEQUENCE in table.column_names:
-        table = table.drop_columns([SEQUENCE])
+    table = table.drop_columns([name for name in (SEQUENCE, INSERTED) if name in table.column_names])
     if plan.options.duplicates == "live":
         table = _without_taken(plan, table)
     last = last_of_each(_keys(plan, table))
@@ -316,6 +365,22 @@ def rows_in_order(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Rec
         table = table.take(pa.array(last))
     in_order: list[pa.RecordBatch] = table.to_batches()
     return in_order
+
+
+def inserted_keys(plan: WritePlan, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """The keys of the rows that a statement inserts into a shard, except for keys that it also deletes."""
+    names = plan.schema.primary_key
+    rows = pa.Table.from_batches([batch.select([*names, TOMBSTONE, INSERTED]) for batch in batches])
+    inserted, deleted = rows.filter(rows[INSERTED]), rows.filter(rows[TOMBSTONE])
+    if inserted.num_rows and deleted.num_rows:
+        inserted = inserted.filter(pa.array(~KeySet(_keys(plan, deleted)).of_rows(inserted, names)))
+    return inserted.select(names)
+
+
+def shown_keys(keys: pa.RecordBatch | pa.Table) -> str:
+    """Some keys, for an error message."""
+    shown = ", ".join(map(str, keys.slice(0, _MAX_SHOWN).to_pylist()))
+    return f"{shown}, …" if keys.num_rows > _MAX_SHOWN else shown
 
 
 def _keys(plan: WritePlan, rows: pa.RecordBatch | pa.Table) -> pa.Array:

@@ -19,8 +19,6 @@ from lance_memwal.spark.options import STORAGE_PREFIX
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 from lance_memwal.table import Table, open_table
 
-__all__ = ["search_function"]
-
 _CATALOG = "spark.sql.catalog."
 _CLASS = "io.memwal.spark.MemWalCatalog"
 

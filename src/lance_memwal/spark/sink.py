@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -27,19 +26,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.digest import RowDigest
 from lance_memwal.rows.sharding import Sharding
-from lance_memwal.spark.batch_reports import BatchStats, leave, report
+from lance_memwal.spark.batch_reports import BatchStats, report
 from lance_memwal.spark.joining import lengths_of, sink_of, tidy
 from lance_memwal.spark.pieces import Piece, Pieces, by_shard, load_pieces, split_here, unstage, write_pieces
 from lance_memwal.spark.refusals import raise_first
-from lance_memwal.spark.rows import WritePlan, rows_in_order
-from lance_memwal.spark.unchanged import check_statement, guard_of
+from lance_memwal.spark.rows import WritePlan, inserted_keys, rows_in_order
+from lance_memwal.spark.unchanged import check_inserts, check_statement, guard_of
 from lance_memwal.types import Transaction
 from lance_memwal.write.joining import AT_ONCE, Given, Sink
 from lance_memwal.write.once import AppendResult
-
-__all__ = ["BatchSink", "StreamSink", "append_pieces", "commit_pieces", "stats_of"]
 
 _LOG = logging.getLogger(__name__)
 _COMMIT_BYTES = 256 << 20
@@ -61,8 +57,12 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
     sink = sink_of(plan)
     location = sink.appender.location
     if plan.options.duplicates == "live":  # a statement is refused before its first shard is written
+        inserted = []
         for shard_id in sorted(pieces):
-            check_statement(plan, location, shard_id, rows_in_order(plan, load_pieces(location, pieces[shard_id])))
+            batches = load_pieces(location, pieces[shard_id])
+            check_statement(plan, location, shard_id, rows_in_order(plan, batches))
+            inserted += [] if plan.options.statement_on is None else [inserted_keys(plan, batches)]
+        check_inserts(plan, inserted)
     routed_by = {message.routed_by for message in messages if message is not None and message.pieces}
     results = list(append_pieces(plan, sink, pieces, txn, routed_by.pop() if len(routed_by) == 1 else None))
     _log_commit(plan, txn, results)
@@ -89,16 +89,11 @@ def append_pieces(
     def given(shard_id: str) -> Given:
         batches = rows_in_order(plan, load_pieces(location, pieces[shard_id]))
         guard = guard_of(plan, location, shard_id, batches)
-        return Given(batches, _txn_of(plan, txn, pieces[shard_id]), guard, routed_by)
+        return Given(batches, txn, guard, routed_by)
 
     for result in sink.append_all(sorted(pieces), given, terms=plan.terms, at_once=at_once):
         reach("spark.after_shard")
         yield result
-
-
-def _txn_of(plan: WritePlan, txn: Transaction | None, pieces: Sequence[Piece]) -> Transaction | None:
-    digests = (RowDigest(piece.digest) for piece in pieces)
-    return None if txn is None else plan.txn_of(txn, sum(digests, RowDigest()))
 
 
 def _log_commit(plan: WritePlan, txn: Transaction | None, results: Sequence[AppendResult]) -> None:
@@ -127,7 +122,7 @@ class BatchSink(DataSourceArrowWriter):
     def __init__(self, plan: WritePlan, also: Also | None = None) -> None:
         if plan.options.txn_app_id is not None and plan.options.txn_version is None:
             raise InvalidInputError("a batch write needs 'txnVersion' beside 'txnAppId'")
-        self._plan = plan if plan.options.txn_app_id is not None else plan.on_trust  # nobody repeats it
+        self._plan = plan
         self._also = also
         self._job = SYSTEM_CLOCK.uuid4()
 
@@ -142,7 +137,7 @@ class BatchSink(DataSourceArrowWriter):
         if options.txn_app_id is not None and options.txn_version is not None:
             txn = Transaction(options.txn_app_id, options.txn_version)
         pieces = _with(self._also, self._plan, self._job, messages)
-        leave(options.report_to, stats_of(commit_pieces(self._plan, pieces, txn), pieces))
+        commit_pieces(self._plan, pieces, txn)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove nothing: a commit that failed may have written some shards already."""
@@ -174,9 +169,8 @@ class StreamSink(DataSourceStreamArrowWriter):
                 )
             return
         app = self._plan.options.txn_app_id or query
-        stats = stats_of(commit_pieces(self._plan, pieces, Transaction(app, batchId, query)), pieces)
-        report(run, batchId, stats)
-        leave(self._plan.options.report_to, stats)
+        results = commit_pieces(self._plan, pieces, Transaction(app, batchId, query))
+        report(run, batchId, stats_of(results, pieces))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove nothing: a commit that failed may have written some shards already."""
@@ -194,7 +188,4 @@ def _with(
     also: Also | None, plan: WritePlan, job: str, messages: Sequence[WriterCommitMessage | None]
 ) -> list[Pieces | None]:
     handed_in = [split_here(plan, message) if isinstance(message, Pieces) else None for message in messages]
-    if also is None:
-        return handed_in
-    more = also(plan, job)  # made anew by every attempt, of what is there then: no part of what a repeat must have
-    return [*handed_in, replace(more, pieces=tuple(replace(piece, digest=0) for piece in more.pieces))]
+    return handed_in if also is None else [*handed_in, also(plan, job)]

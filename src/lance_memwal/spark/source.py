@@ -31,8 +31,6 @@ from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, base_of_pin, outline_of, shards_of_pin
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 
-__all__ = ["Part", "PartReader", "TableReader"]
-
 T = TypeVar("T")
 _PART_BYTES = 64 << 20  # of logs and SSTables above the base table, which a task may hold
 _PART_REQUESTS = 500  # for shards: on an object store they take some seconds

@@ -2,38 +2,34 @@
 
 Owns both stages and the values that travel between driver and tasks. Invariants:
 
-1. A task changes nothing that a reader can see: it writes data files, deletion vectors and staged keys that no version
-   of the base table names yet. Attempts may run twice; the files of the one that lost are left to Lance's clean-up.
-2. Stage A folds whole units: a unit holds every chosen generation of its shards, and no key is in two units. It stages
-   the keys of all rows that it writes or deletes.
-3. Stage B deletes in one fragment exactly the rows whose key was staged. What was deleted there before stays deleted. It
-   holds the staged keys of the range in which the rows are that it looks at.
+1. A task changes nothing that a reader can see: it writes data files and deletion vectors that no version of the base
+   table names yet. Attempts may run twice; the files of the one that lost are left to Lance's clean-up.
+2. Stage A folds whole units: a unit holds every chosen generation of its shards, and no key is in two units.
+3. Stage B deletes in one fragment exactly the rows whose key a chosen generation has. What was deleted there before stays
+   deleted. The keys come from the sidecars, which list every row and tombstone; a process reads them once.
 4. With `fsync` files are durable before their task ends.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.errors import ObjectNotFoundError
+from lance_memwal.errors import ObjectNotFoundError, UndecidedColumnsError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import write_rows, write_vector
 from lance_memwal.lance.manifest import DeletionFile
 from lance_memwal.lance.prepared import Unheld
 from lance_memwal.lance.superseded import replaced_rows
-from lance_memwal.rows.keys import key_array
-from lance_memwal.spark.staged_keys import KeyPart, StagedKeys, stage_keys
+from lance_memwal.process.cache import CACHE
+from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.sstable.fold import fold
+from lance_memwal.sstable.read import open_sstable
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SsTable
-
-__all__ = ["Job", "Look", "NewRows", "Superseded", "Unit", "delete_superseded", "write_unit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +37,6 @@ class Job:
     """What every task of one compaction knows. `memory_bytes` bounds the rows that one task keeps."""
 
     uri: str
-    name: str
     memory_bytes: int
     fsync: bool
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
@@ -70,19 +65,17 @@ def _fields(sstable: SsTable) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """The answer of stage A: fragments as Lance writes them down, and the staged keys of the unit."""
+    """The answer of stage A: fragments as Lance writes them down."""
 
     fragments: tuple[dict[str, Any], ...]
     rows: int
     deletes: int
-    keys: tuple[KeyPart, ...]
 
     @classmethod
     def decode(cls, answer: str) -> NewRows:
         """The answer of a task; `ObjectNotFoundError` if somebody collected a generation meanwhile."""
         found = _found(answer)
-        keys = tuple(KeyPart(**part) for part in found["keys"])
-        return cls(tuple(found["fragments"]), found["rows"], found["deletes"], keys)
+        return cls(tuple(found["fragments"]), found["rows"], found["deletes"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ class Superseded:
 
     @classmethod
     def decode(cls, answer: str) -> Superseded:
-        """The answer of a task; `ObjectNotFoundError` if somebody collected the staged keys meanwhile."""
+        """The answer of a task; `ObjectNotFoundError` if a generation was collected concurrently."""
         found = _found(answer)
         deletion = found["deletion"]
         return cls(found["is_any"], None if deletion is None else DeletionFile(**deletion))
@@ -104,6 +97,8 @@ def _found(answer: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(answer)
     if "collected" in found:
         raise ObjectNotFoundError(found["collected"])
+    if "undecided" in found:
+        raise UndecidedColumnsError(found["undecided"], shard_id=found["shard"], generation=found["generation"])
     return found
 
 
@@ -119,28 +114,15 @@ def write_unit(job: Job, argument: str) -> str:
         return json.dumps(asdict(_write_unit(job, location, base, members)))
     except ObjectNotFoundError as error:  # another compaction was faster, and collection too: the driver starts over
         return json.dumps({"collected": str(error)})
+    except UndecidedColumnsError as error:  # the driver leaves this generation out
+        return json.dumps({"undecided": str(error), "shard": error.shard_id, "generation": error.generation})
 
 
 def _write_unit(job: Job, location: Location, base: BaseTable, members: Sequence[tuple[str, SsTable]]) -> NewRows:
-    schema = base.columns
-    folded = fold(location, members, schema, job.memory_bytes)
-    if not schema.primary_key:
-        return NewRows(_write(job, base, folded.batches(base.schema)), folded.rows, 0, ())
-    names = list(schema.primary_key)
-    key_schema = pa.schema([base.schema.field(name) for name in names])
-    keys = [key_array(folded.deletes.cast(key_schema).columns)]
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for batch in folded.batches(base.schema):
-            keys.append(key_array([batch.column(name) for name in names]))
-            yield batch
-
-    fragments = _write(job, base, batches()) if folded.rows else ()
-    return NewRows(fragments, folded.rows, folded.deletes.num_rows, stage_keys(location, job.name, keys))
-
-
-def _write(job: Job, base: BaseTable, batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], ...]:
-    return tuple(fragment.to_json() for fragment in write_rows(base, batches, fsync=job.fsync))
+    folded = fold(location, members, base.columns, job.memory_bytes)
+    fragments = write_rows(base, folded.batches(base.schema), fsync=job.fsync) if folded.rows else []
+    deletes = folded.deletes.num_rows if base.primary_key else 0
+    return NewRows(tuple(fragment.to_json() for fragment in fragments), folded.rows, deletes)
 
 
 # ------------------------------------------------------------------------------------------------------------ stage B
@@ -148,20 +130,30 @@ def _write(job: Job, base: BaseTable, batches: Iterator[pa.RecordBatch]) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What every task of stage B knows: the version that it looks at, and the staged keys. Spark sends it once, to all tasks."""
+    """What every task of stage B knows: the version that it reads, and the chosen SSTables. Spark sends it once."""
 
     version: int
-    keys: tuple[KeyPart, ...]
+    members: tuple[tuple[str, SsTable], ...]
 
 
 def delete_superseded(job: Job, look: Look, argument: str) -> str:
-    """A deletion vector for the rows of one fragment whose key is staged; the answer is a `Superseded`."""
+    """A deletion vector for the rows of one fragment whose key a chosen SSTable has; the answer is a `Superseded`."""
     number = int(argument)
     location, base = job.open(look.version)
     try:
-        found = replaced_rows(base, StagedKeys(location, look.keys), [number])
-    except ObjectNotFoundError as error:  # staged rows and keys are kept for an hour: the driver starts over
+        found = replaced_rows(base, _keys_of(location, look.members), [number])
+    except ObjectNotFoundError as error:  # another compaction was faster, and collection too: the driver starts over
         return json.dumps({"collected": str(error)})
     offsets, files = found.get(number), Unheld(location.store)
     deletion = None if offsets is None else write_vector(base, number, offsets, SYSTEM_CLOCK, files, fsync=job.fsync)
     return json.dumps(asdict(Superseded(number in found, deletion)))
+
+
+def _keys_of(location: Location, members: tuple[tuple[str, SsTable], ...]) -> KeySet:
+    """The keys of these SSTables; kept, because one process looks at many fragments."""
+
+    def read() -> KeySet:
+        return KeySet(concat_keys([open_sstable(location, shard, sstable).keys_alone() for shard, sstable in members]))
+
+    names = tuple((shard_id, sstable.path) for shard_id, sstable in members)
+    return CACHE.fetch(("keys of generations", location.key), read, names)

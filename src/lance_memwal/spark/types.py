@@ -9,6 +9,8 @@ Owns the mapping. Invariants:
 3. `to_spark_batch` returns exactly the Arrow schema that Spark checks: Spark looks at the first batch only, a later one
    with another schema would crash the JVM.
 4. Values that would lose precision (nanoseconds) are an error, never cut off silently.
+5. TIMESTAMP, TIMESTAMP_NTZ and DATE are never converted into each other. Spark converts them in the time zone of the session;
+   tasks do not know it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError, reason_of
 from lance_memwal.rows.uuid_text import is_uuid_text, uuids_as_texts, uuids_of_texts
-
-__all__ = ["arrow_schema_for", "spark_arrow_schema", "spark_type", "struct_type", "to_arrow_columns", "to_spark_batch"]
 
 _SIMPLE: dict[pa.DataType, st.DataType] = {
     pa.bool_(): st.BooleanType(),
@@ -49,6 +49,8 @@ _SIMPLE: dict[pa.DataType, st.DataType] = {
     pa.date64(): st.DateType(),
     pa.null(): st.NullType(),
 }
+COMMENT = "comment"  # in the metadata of a Spark field, of an Arrow field, and in the configuration of a table
+_COLLATIONS = "__COLLATIONS"  # in the metadata of a field, as Spark writes it in JSON
 _MAX_DECIMAL_DIGITS = 38
 _TO_ARROW: tuple[tuple[type[st.DataType], pa.DataType], ...] = (
     (st.BooleanType, pa.bool_()),
@@ -66,6 +68,11 @@ _TO_ARROW: tuple[tuple[type[st.DataType], pa.DataType], ...] = (
     (st.DayTimeIntervalType, pa.duration("us")),
     (st.TimeType, pa.time64("ns")),
 )
+_TIME_KINDS: dict[type[st.DataType], str] = {
+    st.TimestampType: "TIMESTAMP",
+    st.TimestampNTZType: "TIMESTAMP_NTZ",
+    st.DateType: "DATE",
+}
 
 
 # ------------------------------------------------------------------------------------------------------ table to Spark
@@ -98,10 +105,7 @@ def spark_type(kind: pa.DataType, where: str = "a value") -> st.DataType:
         values = spark_type(kind.item_type, where)
         return st.MapType(spark_type(kind.key_type, where), values, kind.item_field.nullable)
     elif types.is_struct(kind) and not isinstance(kind, pa.BaseExtensionType):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
-        return st.StructType(
-            [st.StructField(f.name, spark_type(f.type, f"{where}.{f.name}"), f.nullable) for f in fields]
-        )
+        return st.StructType([_spark_field(kind.field(i), f"{where}.") for i in range(kind.num_fields)])
     raise InvalidInputError(
         f"column {where}: Spark has no type for {kind}; leave the column out with the option 'columns'"
     )
@@ -112,8 +116,14 @@ def struct_type(schema: pa.Schema, columns: Sequence[str] | None = None) -> st.S
     names = schema.names if columns is None else list(columns)
     for name in names:
         check_column(name, schema.names)
-    fields = [schema.field(name) for name in names]
-    return st.StructType([st.StructField(f.name, spark_type(f.type, repr(f.name)), f.nullable) for f in fields])
+    return st.StructType([_spark_field(schema.field(name)) for name in names])
+
+
+def _spark_field(field: pa.Field, where: str = "") -> st.StructField:
+    comment = (field.metadata or {}).get(COMMENT.encode())
+    metadata = None if comment is None else {COMMENT: comment.decode(errors="replace")}
+    name = f"{where}{field.name}" if where else repr(field.name)
+    return st.StructField(field.name, spark_type(field.type, name), field.nullable, metadata)
 
 
 def spark_arrow_schema(schema: st.StructType) -> pa.Schema:
@@ -158,16 +168,61 @@ def arrow_type(kind: st.DataType, where: str) -> pa.DataType:
         key = pa.field("key", arrow_type(kind.keyType, where), nullable=False)
         return pa.map_(key, pa.field("value", arrow_type(kind.valueType, where), kind.valueContainsNull))
     if isinstance(kind, st.StructType):
-        return pa.struct([pa.field(f.name, arrow_type(f.dataType, f"{where}.{f.name}"), f.nullable) for f in kind])
+        return pa.struct([_arrow_field(f, f"{where}.{f.name}") for f in kind])
     for spark_class, arrow in _TO_ARROW:
         if isinstance(kind, spark_class):
             return arrow
     raise InvalidInputError(f"column {where}: a table cannot hold Spark's {kind.simpleString()}; convert it first")
 
 
+def refuse_time_casts(given: st.DataType, wanted: pa.DataType, where: str) -> None:
+    """Return only if every time in a Spark value is of the kind that the table holds.
+
+    Raises:
+        InvalidInputError: Names the column or field, and both kinds.
+    """
+    wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
+    kinds = _TIME_KINDS.get(type(given)), _time_kind(wanted)
+    if None not in kinds and kinds[0] != kinds[1]:
+        raise InvalidInputError(
+            f"column {where} is a {kinds[0]}, and the table holds a {kinds[1]}: the result depends on the time zone of the "
+            "session; cast it first"
+        )
+    for name, part, wanted_part in _common_parts(given, wanted):
+        refuse_time_casts(part, wanted_part, f"{where}.{name}")
+
+
+def _time_kind(kind: pa.DataType) -> str | None:
+    if pa.types.is_timestamp(kind):
+        return "TIMESTAMP_NTZ" if kind.tz is None else "TIMESTAMP"
+    return "DATE" if pa.types.is_date(kind) else None
+
+
+def _common_parts(given: st.DataType, wanted: pa.DataType) -> list[tuple[str, st.DataType, pa.DataType]]:
+    """The parts of two nested types, with their names."""
+    if isinstance(given, st.StructType) and pa.types.is_struct(wanted):
+        fields = {field.name: field.type for field in wanted}
+        return [(field.name, field.dataType, fields[field.name]) for field in given if field.name in fields]
+    if isinstance(given, st.MapType) and pa.types.is_map(wanted):
+        return [("key", given.keyType, wanted.key_type), ("value", given.valueType, wanted.item_type)]
+    is_list = pa.types.is_list(wanted) or pa.types.is_large_list(wanted) or pa.types.is_fixed_size_list(wanted)
+    return [("element", given.elementType, wanted.value_type)] if isinstance(given, st.ArrayType) and is_list else []
+
+
 def arrow_schema_for(schema: st.StructType) -> pa.Schema:
     """The Arrow schema with which `lance_memwal.create_table` makes a table for rows of a DataFrame."""
-    return pa.schema([pa.field(f.name, arrow_type(f.dataType, repr(f.name)), f.nullable) for f in schema])
+    for field in schema:
+        if _COLLATIONS in field.json():
+            raise InvalidInputError(
+                f"column {field.name!r}: a table cannot keep a collation, and compares strings by their bytes; leave out COLLATE "
+                "here, and use it in queries"
+            )
+    return pa.schema([_arrow_field(field, repr(field.name)) for field in schema])
+
+
+def _arrow_field(field: st.StructField, where: str) -> pa.Field:
+    comment = (field.metadata or {}).get(COMMENT)
+    return pa.field(field.name, arrow_type(field.dataType, where), field.nullable, comment and {COMMENT: comment})
 
 
 def to_arrow_columns(batch: pa.RecordBatch, table: pa.Schema) -> pa.RecordBatch:

@@ -1,7 +1,10 @@
-"""Writes that were planned on a snapshot: a key that somebody wrote since then is a conflict.
+"""Checks of writes that were planned on a snapshot.
 
-Owns `guard_of` and `check_statement`. Invariant: every change of the shard up to the position below the new entry is looked at,
-each once, in the log and in what bulk writes announced there; what collection took meanwhile counts as changed.
+Entry points: `guard_of`, `check_statement`, `check_inserts`. Invariants:
+
+1. A key that another writer wrote since the snapshot is a conflict. The guard reads every change of the shard below the new
+   entry once, in the log and in bulk writes that are announced there. Changes that GC collected count as conflicts.
+2. A statement inserts no key that has a row at the snapshot.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from lance_memwal.errors import ChangedKeysError, CollectedError
+from lance_memwal.errors import ChangedKeysError, CollectedError, InvalidInputError
 from lance_memwal.feed.changed_rows import Shape
 from lance_memwal.feed.cursor import Place
 from lance_memwal.feed.shard_changes import ShardChanges
@@ -19,10 +22,9 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.reading import list_positions
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.keys import KeySet, key_array
-from lance_memwal.spark.rows import WritePlan
+from lance_memwal.spark.rows import WritePlan, shown_keys
 from lance_memwal.store.location import Location
-
-__all__ = ["check_statement", "guard_of"]
+from lance_memwal.table import open_table
 
 
 def guard_of(
@@ -73,6 +75,22 @@ def check_statement(plan: WritePlan, location: Location, shard_id: str, batches:
     guard = guard_of(plan, location, shard_id, batches)
     if guard is not None:
         guard(max(list_positions(location, shard_id), default=0))
+
+
+def check_inserts(plan: WritePlan, inserted: Sequence[pa.Table]) -> None:
+    """Return only if none of these keys, which a statement inserts, has a row at the snapshot of the statement."""
+    options = plan.options
+    keys = pa.concat_tables(inserted) if inserted else None
+    if options.statement_on is None or keys is None or not keys.num_rows:
+        return
+    snapshot = Snapshot.parse(options.statement_on)
+    table = open_table(options.path, storage_options=options.storage_options)
+    existing = table.at(snapshot).lookup(keys, keys.column_names)
+    if existing.num_rows:
+        raise InvalidInputError(
+            f"the statement inserts {existing.num_rows} rows whose keys exist: {shown_keys(existing)}; match rows by the primary "
+            f"key ({', '.join(keys.column_names)}) to update them; nothing was written"
+        )
 
 
 _CHANGED = (

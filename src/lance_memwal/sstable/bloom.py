@@ -6,8 +6,6 @@ Invariants:
 
 1. A key whose hash was given to `build_bloom` is never denied by `might_contain`.
 2. A filter of any other size is refused, not guessed at: a denial from wrong bytes would hide a row.
-3. A filter folded to fewer blocks, a power of two, denies nothing that the whole one does not deny: the upper bits of a hash
-   choose the block, so that neighbours make one.
 
 Where the hash ignores the value (`lance_memwal.rows.key_encoding.hash_is_exact`), the caller must not ask.
 """
@@ -19,12 +17,9 @@ import numpy.typing as npt
 
 from lance_memwal.errors import CorruptDataError
 
-__all__ = ["BLOCK_BYTES", "BLOOM_BLOCKS", "BLOOM_BYTES", "build_bloom", "folded", "might_contain", "places", "has_bits"]
-
 BLOOM_BYTES = 32768
-BLOCK_BYTES = 32
-BLOOM_BLOCKS = BLOOM_BYTES // BLOCK_BYTES
 _WORDS = 8
+_BLOCKS = BLOOM_BYTES // (4 * _WORDS)
 _SALTS = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
 )
@@ -32,7 +27,7 @@ _SALTS = np.array(
 
 def build_bloom(hashes: npt.NDArray[np.uint64]) -> bytes:
     """The 32768 bytes of a filter that holds every one of `hashes`."""
-    blocks, bits = places(hashes)
+    blocks, bits = _places(hashes)
     flags = np.zeros(BLOOM_BYTES * 8, np.bool_)
     flags[((blocks * _WORDS)[:, None] + np.arange(_WORDS)) * 32 + bits] = True
     return np.packbits(flags, bitorder="little").tobytes()
@@ -40,32 +35,19 @@ def build_bloom(hashes: npt.NDArray[np.uint64]) -> bytes:
 
 def might_contain(filter_bytes: bytes, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """False only for hashes that are certainly not in the filter."""
-    blocks, bits = places(hashes)
-    return has_bits(_words(filter_bytes)[blocks], bits)
+    blocks, bits = _places(hashes)
+    found: npt.NDArray[np.bool_] = np.all((_words(filter_bytes)[blocks] >> bits) & np.uint32(1), axis=-1)
+    return found
 
 
-def folded(filter_bytes: bytes, blocks: int) -> npt.NDArray[np.uint32]:
-    """The filter with so many blocks, one per row."""
-    words: npt.NDArray[np.uint32] = np.bitwise_or.reduce(_words(filter_bytes).reshape(blocks, -1, _WORDS), axis=1)
-    return words
-
-
-def places(
-    hashes: npt.NDArray[np.uint64], blocks: int = BLOOM_BLOCKS
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """The block of every hash in a filter of so many, and its bit in each of the block's words."""
-    chosen = ((hashes >> np.uint64(32)) * np.uint64(blocks)) >> np.uint64(32)
+def _places(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """The block of every hash, and its bit in each of the block's words."""
+    chosen = ((hashes >> np.uint64(32)) * np.uint64(_BLOCKS)) >> np.uint64(32)
     lower = hashes.astype(np.uint32)
     return chosen.astype(np.int64), (lower[:, None] * _SALTS) >> np.uint32(27)
-
-
-def has_bits(words: npt.NDArray[np.uint32], bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
-    """Whether each block has its bit in every word."""
-    found: npt.NDArray[np.bool_] = np.all((words >> bits) & np.uint32(1), axis=-1)
-    return found
 
 
 def _words(filter_bytes: bytes) -> npt.NDArray[np.uint32]:
     if len(filter_bytes) != BLOOM_BYTES:
         raise CorruptDataError(f"bloom filter has {len(filter_bytes)} bytes instead of {BLOOM_BYTES}")
-    return np.frombuffer(filter_bytes, "<u4").reshape(BLOOM_BLOCKS, _WORDS)
+    return np.frombuffer(filter_bytes, "<u4").reshape(_BLOCKS, _WORDS)

@@ -21,8 +21,6 @@ from lance_memwal.lance.marks import recorded
 from lance_memwal.sstable.maintained import maintained_names
 from lance_memwal.types import ShardManifest
 
-__all__ = ["CatchUp"]
-
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:

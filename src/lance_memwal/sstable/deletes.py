@@ -25,15 +25,13 @@ from lance_memwal.clock import Clock
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.rows.ipc_frames import read_stream, stream_of
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.rows.streams import read_stream, stream_of
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
-
-__all__ = ["RememberedDeletes", "remember_deletes", "remembered_deletes"]
 
 _MAGIC = b"MWALDEL1"
 _CRC = struct.Struct("<I")

@@ -14,25 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.clock import in_order
-from lance_memwal.errors import CorruptDataError
+from lance_memwal.errors import CorruptDataError, UndecidedColumnsError
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.blobs import is_blob
 from lance_memwal.rows.keys import concat_keys, key_array, last_of_each, newest_of_each, one_array
 from lance_memwal.rows.normal_form import no_rows
+from lance_memwal.rows.past_columns import undecided_text
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader
-from lance_memwal.sstable.several import rows_together, use_roll_ups
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
-
-__all__ = ["Folded", "Generation", "fold", "size_of"]
 
 _Mask = npt.NDArray[np.bool_]
 _Chosen = tuple[pa.RecordBatch, _Mask | None]
@@ -43,12 +40,10 @@ _UNKNOWN_SIZE_BYTES = 64 << 20
 
 
 class Generation:
-    """One SSTable to fold, or several, ascending, that a roll-up has (`rows_together`). Its rows are kept once they were read,
-    if `keep` says so. Batches end with `_tombstone`."""
+    """One SSTable to fold. Its rows are kept once they were read, if `keep` says so. Batches end with `_tombstone`."""
 
-    def __init__(self, readers: Sequence[SsTableReader], schema: TableSchema, *, keep: bool) -> None:
-        self.reader = readers[0]
-        self._readers = readers
+    def __init__(self, reader: SsTableReader, schema: TableSchema, *, keep: bool) -> None:
+        self.reader = reader
         self._schema = schema
         self._keep = keep
         self._rows: list[pa.RecordBatch] | None = None
@@ -83,13 +78,12 @@ class Generation:
         return self._rows is not None
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        together = rows_together(self._readers, self._schema, columns) if len(self._readers) > 1 else None
-        if together is not None:
-            yield from together.to_batches(max_chunksize=_MAX_BATCH_ROWS)
-            return
-        for reader in self._readers:
-            batch_rows = min(_MAX_BATCH_ROWS, reader.stored.part_rows)
-            yield from (batch for batch, _ in reader.batches(self._schema, columns, None, batch_rows))
+        self.reader.stored.open(streams=len(columns) == len(self._schema.columns))
+        if undecided := self.reader.undecided(self._schema):
+            shard_id, generation = self.reader.shard_id, self.reader.sstable.generation
+            raise UndecidedColumnsError(undecided_text(undecided), shard_id=shard_id, generation=generation)
+        batch_rows = min(_MAX_BATCH_ROWS, self.reader.stored.part_rows)
+        yield from (batch for batch, _ in self.reader.batches(self._schema, columns, None, batch_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,26 +147,20 @@ def _one_by_one(parts: Sequence[tuple[Generation, _Mask | None]]) -> Iterator[_C
 
 
 def fold(location: Location, members: Iterable[tuple[str, SsTable]], schema: TableSchema, memory_bytes: int) -> Folded:
-    """The newest row per key over `members` (with their shards, in each of which they ascend), or every row without a key.
+    """Merge `members` (shard and SSTable, ascending in each shard): the newest row of each key, or every row without a key.
 
-    The rows of those that fit `memory_bytes` together are kept.
+    The rows of members that fit `memory_bytes` together are kept. This or `Folded.batches` raises `UndecidedColumnsError` for a
+    member with undecided columns: they read as null, so their values would be lost.
     """
     readers = [SsTableReader(location, shard_id, sstable) for shard_id, sstable in members]
-    use_roll_ups(readers)
     left = memory_bytes if schema.primary_key and not schema.blobs else 0
     generations = []
-    for group in _together(readers):
-        size = sum(size_of(reader.sstable) for reader in group)
+    for reader in readers:
+        size = size_of(reader.sstable)
         keep = size <= left
         left -= size if keep else 0
-        generations += [Generation(some, schema, keep=keep) for some in ([group] if keep else [[one] for one in group])]
+        generations.append(Generation(reader, schema, keep=keep))
     return _newest(generations, schema) if schema.primary_key else _all(generations)
-
-
-def _together(readers: Iterable[SsTableReader]) -> Iterator[list[SsTableReader]]:
-    """The readers in their order; neighbours whose rows one roll-up has, with the same columns, together."""
-    for _, group in groupby(readers, lambda reader: reader.rolled_as or reader):
-        yield list(group)
 
 
 def size_of(sstable: SsTable) -> int:

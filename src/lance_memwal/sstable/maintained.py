@@ -25,15 +25,6 @@ from lance_memwal.lance.live_details import change_details
 from lance_memwal.memtable.index import HnswIndex, IndexSpec
 from lance_memwal.sstable.mirrors import check_maintained, index_names, mirrored_specs
 
-__all__ = [
-    "check_choice_of_indexes",
-    "choose_maintained",
-    "maintained_names",
-    "named_indexes",
-    "names_of_all",
-    "with_names",
-]
-
 _LOG = logging.getLogger(__name__)
 
 

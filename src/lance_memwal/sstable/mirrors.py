@@ -33,17 +33,6 @@ from lance_memwal.memtable.index import METRICS, BTreeIndex, FtsIndex, HnswIndex
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = [
-    "IndexFacts",
-    "IndexSet",
-    "check_maintained",
-    "index_facts",
-    "index_names",
-    "is_text_index",
-    "mirrored_specs",
-    "spec_of",
-]
-
 _LOG = logging.getLogger(__name__)
 _TEXT = "Inverted"
 _BUILD_AT_ONCE = 2
@@ -84,16 +73,20 @@ def _read_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
             metric, compressed = vector_metric(base.dataset, entry.name), is_compressed(base.dataset, entry.name)
             return IndexFacts(kind, metric=metric, compressed=compressed)
         if kind == _TEXT:
-            statistics = base.dataset.stats.index_stats(entry.name)
-            params = (statistics.get("indices") or [{}])[0].get("params")
-            return IndexFacts(kind, params={**(params or {}), **_granularity(base, entry.name)})
+            return IndexFacts(kind, params=_text_params(base, entry.name))
     return IndexFacts(kind)
 
 
-def _granularity(base: BaseTable, name: str) -> dict[str, Any]:
-    """What the documents of a text index are, where that is said: the description does, the statistics do not."""
-    details = [index.details for index in base.dataset.describe_indices() if index.name == name]
-    return {key: value for told in details for key, value in told.items() if key == "document_granularity"}
+def _text_params(base: BaseTable, name: str) -> dict[str, Any]:
+    """The analyzer of a text index, and what its documents are.
+
+    The statistics have no analyzer for a segment made over no rows. The description has no custom stop words.
+    """
+    indexes = [index for index in base.dataset.describe_indices() if index.name == name]
+    described = {key: value for index in indexes for key, value in index.details.items()}
+    segments = base.dataset.stats.index_stats(name)["segments"]
+    params: dict[str, Any] = next((segment["params"] for segment in segments if segment), described)
+    return params | {key: value for key, value in described.items() if key == "document_granularity"}
 
 
 def spec_of(base: BaseTable, entry: IndexEntry, schema: TableSchema) -> IndexSpec:

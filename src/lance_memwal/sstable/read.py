@@ -18,7 +18,7 @@ How rows lie on storage, and how they are read from there, is `lance_memwal.ssta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from lance_memwal.rows.field_match import ColumnMatch
 from lance_memwal.rows.filter import Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.past_columns import Undecided
 from lance_memwal.rows.projection import roots_of, value_at
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sorted_keys import find_sorted, searchable
@@ -42,8 +43,6 @@ from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys, sort_keys
 from lance_memwal.sstable.stored_rows import Offsets, StoredRows
 from lance_memwal.store.location import Location
 from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, SsTable
-
-__all__ = ["SsTableReader", "keeps_rows", "open_sstable"]
 
 _KEPT_SHARE = 8
 _HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
@@ -114,35 +113,11 @@ class SsTableReader:
         return found
 
     def _find_entries(self) -> tuple[pa.Array, Offsets]:
-        keys = self.stored.rolled_keys
-        if keys is not None:
-            return keys.values, keys.offsets
         return self.sidecar.all_entries() if self._lists_every_row else self._entries_of_rows()
-
-    @property
-    def has_rolled_keys(self) -> bool:
-        """Whether a roll-up has its keys."""
-        return self.stored.rolled_keys is not None
-
-    @property
-    def rolled_as(self) -> tuple[object, int] | None:
-        """The same for SSTables whose rows are in one roll-up, with the same columns; None if they are in none."""
-        columns = None if self.stored.rolled is None else self.stored.rolled.facts().columns
-        return None if self.stored.rolled is None or columns is None else (self.stored.rolled.roll_up, id(columns))
-
-    @property
-    def knows_every_key(self) -> bool:
-        """Whether its keys can be had without its rows."""
-        return self.stored.rolled_keys is not None or self._lists_every_row
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether whatever is asked of it next must open files of its own."""
-        return self.stored.rolled is None and self._entries is None and not self.sidecar.has_filter
 
     def keys_alone(self) -> pa.Array:
         """Every key once, ascending; not kept."""
-        if self._entries is not None or self.stored.rolled_keys is not None or not self._lists_every_row:
+        if self._entries is not None or not self._lists_every_row:
             return self.entries()[0]
         return self.sidecar.all_keys()
 
@@ -161,7 +136,7 @@ class SsTableReader:
 
     def locate(self, keys: WantedKeys) -> Offsets:
         """Per key the offset of its newest row, or -1; reads the pages of the sidecar that can have them."""
-        if (keys.hashes is None and self.stored.rolled_keys is not None) or not self._lists_every_row:
+        if not self._lists_every_row:
             values, offsets = self.entries()
             at = find_sorted(searchable(values), searchable(keys.values))
             return np.where(at >= 0, offsets[at], -1)
@@ -202,11 +177,18 @@ class SsTableReader:
     def _match(self, schema: TableSchema) -> ColumnMatch:
         """Which column is which; remembered, since a generation never changes."""
         known = self._known
-        if known is None or known[0] != schema:
+        if known is None or not schema.is_like(known[0]):
             shows = any(map(shows_blobs, schema.columns))
             stored = pa.schema(map(shown_field, self.stored.columns)) if shows else self.stored.columns
-            known = self._known = schema, ColumnMatch(stored, schema, path=self.stored.directory)
+            known = self._known = schema, ColumnMatch(stored, schema, self.stored.written, path=self.stored.directory)
         return known[1]
+
+    def undecided(self, schema: TableSchema) -> Mapping[str, Undecided]:
+        """The columns of the table that may be others than the stored ones; `UnsupportedFormatError` if one cannot be read."""
+        match = self._match(schema)
+        for name in schema.columns.names:
+            match.find(name)
+        return match.undecided
 
     def name_of(self, column: str, schema: TableSchema) -> str | None:
         """The name under which this generation holds a column of the table, or None."""
@@ -237,7 +219,7 @@ class SsTableReader:
     def all_rows(self, schema: TableSchema) -> tuple[pa.Table, Offsets]:
         """All newest rows with the table's columns and `_tombstone`, and their offsets; kept in memory."""
         kept = self._rows
-        if kept is None or kept.schema != schema:
+        if kept is None or not schema.is_like(kept.schema):
             table, offsets = self._read_rows(schema)
             kept = self._rows = _Rows(schema, table, offsets, int(table.nbytes + offsets.nbytes))
             self._count()
@@ -245,9 +227,6 @@ class SsTableReader:
 
     def _read_rows(self, schema: TableSchema) -> tuple[pa.Table, Offsets]:
         columns = schema.columns.names
-        rolled = None if schema.blobs else self.stored.rolled_rows()
-        if rolled is not None:
-            return self.conformed(rolled[0], columns, schema), rolled[1]
         parts = list(self.batches(schema, columns, None, 1 << 16))
         table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
         return table, np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
@@ -261,8 +240,7 @@ class SsTableReader:
         """The offsets of its tombstones, ascending; kept."""
         found = self._tombstones
         if found is None:
-            keys = self.stored.rolled_keys
-            found = self._tombstones = self._find_tombstones(schema) if keys is None else keys.tombstones
+            found = self._tombstones = self._find_tombstones(schema)
             self._count()
         return found
 
@@ -321,7 +299,7 @@ class SsTableReader:
     def row_at(self, schema: TableSchema, offset: int, columns: Sequence[str]) -> dict[str, Any] | None:
         """One row, `columns` or fields of it; None if it is a tombstone."""
         kept = self._rows
-        if kept is not None and (kept.schema is schema or kept.schema == schema):
+        if kept is not None and schema.is_like(kept.schema):
             table, at = kept.table, int(kept.offsets.searchsorted(offset))
         else:
             table, at = self.take(schema, np.array([offset]), roots_of(columns)), 0
@@ -332,7 +310,7 @@ class SsTableReader:
     def take(self, schema: TableSchema, offsets: Offsets, columns: Sequence[str]) -> pa.Table:
         """The rows at `offsets`, in that order, `columns` and `_tombstone`."""
         kept = self._rows
-        if kept is not None and kept.schema == schema:
+        if kept is not None and schema.is_like(kept.schema):
             at = np.searchsorted(kept.offsets, offsets)
             return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
         order = np.argsort(offsets)  # the file takes ascending offsets only
@@ -345,13 +323,14 @@ class SsTableReader:
 
     def conformed(self, table: pa.Table, columns: Sequence[str], schema: TableSchema) -> pa.Table:
         """Stored rows as `columns` of the table and `_tombstone`."""
-        arrays = []
+        arrays, match = [], self._match(schema)
         for column in columns:
-            at, fit = self._match(schema).find(column)
+            at, fit = match.find(column)
             values = table.column(self.stored.columns.field(at).name if at >= 0 else TOMBSTONE)
             arrays.append(fit.chunks(values if at < 0 else _as_asked(values, schema.nullable.field(column))))
             if arrays[-1].type != fit.kind:
                 raise UnsupportedFormatError(f"column {column!r} is read as {arrays[-1].type}, not {fit.kind}")
+        match.warn_undecided()
         arrays.append(table.column(TOMBSTONE).fill_null(False))
         return pa.Table.from_arrays(
             arrays, schema=pa.schema([schema.memory.field(name) for name in (*columns, TOMBSTONE)])

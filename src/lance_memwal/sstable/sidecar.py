@@ -36,8 +36,6 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
 
-__all__ = ["PAGE_ROWS", "PkSidecar", "SortedKeys", "WantedKeys", "sort_keys", "write_sidecar"]
-
 PAGE_ROWS = 8192
 _FILE_VERSION = "2.0"
 _SIGN = np.uint64(1 << 63)
@@ -266,15 +264,6 @@ class PkSidecar:
     def let_go(self) -> None:
         """Hold neither filter nor pages; what is asked for is read again."""
         self._bloom, self._reader, self._pages = None, None, {}
-
-    @property
-    def has_filter(self) -> bool:
-        """Whether the filter is held."""
-        return self._bloom is not None
-
-    def filter_bytes(self) -> bytes | None:
-        """The bloom filter as it is stored; None if there is none."""
-        return self._load_bloom() or None
 
     def might_contain(self, keys: WantedKeys) -> npt.NDArray[np.bool_]:
         """False only for keys that are certainly not in the SSTable; reads nothing but the bloom filter.

@@ -7,7 +7,6 @@ Owns `StoredRows`: the directory of one generation. Invariants:
    fragment, one data file, no deletion vector or a bitmap, no feature or type that Lance translates while it scans. All
    other layouts, filters that Lance is told, and indexes are left to the dataset.
 3. Memory of a stream: one part of about eight megabytes, however large the file is, or as large as its blobs.
-4. Where many generations are cold, their small files are taken from roll-ups (`lance_memwal.sstable.roll_up`), if there are any.
 5. What is gone is `ObjectNotFoundError` (it was collected), what is damaged is `CorruptDataError` with its path.
 """
 
@@ -25,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from lance.file import LanceFileReader
 
+from lance_memwal.arguments import digits_of
 from lance_memwal.errors import (
     CorruptDataError,
     InvalidInputError,
@@ -33,11 +33,14 @@ from lance_memwal.errors import (
     UnsupportedFormatError,
 )
 from lance_memwal.lance.base import lance_reading, take_rows
+from lance_memwal.lance.column_past import named_fields
 from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.deletions import decode_deletions
 from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.hand_made import hand_commit_is_safe
 from lance_memwal.lance.manifest import (
+    BASE_FRAGMENTS_KEY,
+    BASE_VERSION_KEY,
     BITMAP,
     VERSIONS_DIR,
     DeletionFile,
@@ -48,16 +51,14 @@ from lance_memwal.lance.manifest import (
     parse_lance_manifest,
     version_path,
 )
+from lance_memwal.lance.transaction import TRANSACTIONS_DIR, read_version_of
 from lance_memwal.rows.blobs import PART_BYTES, by_bytes, one_blob, sizes_of
-from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.past_columns import NOT_RECORDED, Written
 from lance_memwal.rows.schema import FieldId, tagged
-from lance_memwal.sstable.roll_up import Keys, Rolled
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, SsTable
-
-__all__ = ["DataFile", "Offsets", "StoredRows"]
+from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, BaseMark, SsTable
 
 Offsets = npt.NDArray[np.int64]
 
@@ -97,10 +98,10 @@ class StoredRows:
         self.shard_id = shard_id
         self.sstable = sstable
         self.directory = paths.sstable_dir(shard_id, sstable.path)
-        self.rolled: Rolled | None = None  # where copies of its small files are
         # Threads may fill or empty these at the same time: they read the same immutable bytes, and hold what they use.
         self._dataset: lance.LanceDataset | None = None
         self._place: _Place | None = None
+        self._written: Written | None = None
         self._columns: pa.Schema | None = None
         self._file: LanceFileReader | None = None  # with all columns, for `take`
         self._mask: npt.NDArray[np.bool_] | None = None
@@ -123,11 +124,6 @@ class StoredRows:
     def let_go(self) -> None:
         """Hold no open file."""
         self._file = None
-
-    @property
-    def rolled_keys(self) -> Keys | None:
-        """Its keys, if a roll-up has them."""
-        return None if self.rolled is None else self.rolled.facts().keys
 
     # --------------------------------------------------------------------------------------- where, and which columns
 
@@ -164,8 +160,6 @@ class StoredRows:
         is too many.
         """
         found = self._columns
-        if found is None and self.rolled is not None:
-            found = self._columns = self.rolled.facts().columns
         if found is None:
             file = self.data_file
             if file is None:
@@ -185,8 +179,40 @@ class StoredRows:
             raise CorruptDataError(f"a generation has no column {TOMBSTONE!r}", path=self.directory)
         return pa.schema([tagged(field, ids[field.name]) for field in columns if field.name != TOMBSTONE])
 
+    @property
+    def written(self) -> Written:
+        """What its directory records of how it was written."""
+        found = self._written
+        if found is None:
+            manifest = self._newest_manifest()
+            found = self._written = NOT_RECORDED if manifest is None else self._written_of(manifest)
+        return found
+
+    def _written_of(self, manifest: LanceManifest) -> Written:
+        """What a manifest records. If pylance rewrote it, it does not name its transaction, so the files decide."""
+        version = digits_of(manifest.config(BASE_VERSION_KEY) or "")
+        fragments = digits_of(manifest.config(BASE_FRAGMENTS_KEY) or "")
+        is_named = manifest.transaction_file is not None or manifest.transaction is not None
+        fields = named_fields(manifest.fields)
+        is_positional = version is None and [field.id for field in fields] == list(range(len(fields)))
+        columns = tuple(field for field in fields if field.path != (TOMBSTONE,))
+        return Written(
+            None if version is None else BaseMark(version, fragments),
+            columns if is_positional else None,
+            lambda: is_named or self._has_first_transaction(),
+            self.directory,
+        )
+
+    def _has_first_transaction(self) -> bool:
+        """Whether a transaction made version 1: lance-memwal creates the manifest of a generation without one."""
+        return any(
+            read_version_of(name) == 0
+            for name in self.location.store.list_names(f"{self.directory}/{TRANSACTIONS_DIR}")
+        )
+
     def _find_file(self) -> DataFile | None:
         manifest = self._newest_manifest()
+        self._written = NOT_RECORDED if manifest is None else self._written_of(manifest)
         if manifest is None or not hand_commit_is_safe(manifest) or any(map(_is_translated, manifest.fields)):
             return None
         fragments = manifest.fragments()
@@ -202,25 +228,16 @@ class StoredRows:
 
     def _newest_manifest(self) -> LanceManifest | None:
         """The manifest of the newest version; None if it is of a kind that we do not know."""
-        found = self.newest_manifest_bytes()
-        if found is None:
-            return None
-        try:
-            return parse_lance_manifest(found, path=self.directory)
-        except UnsupportedFormatError:
-            return None
-
-    def newest_manifest_bytes(self) -> bytes | None:
-        """The manifest of the newest version as it is stored; None if it is named in a way that we do not know."""
-        rolled = None if self.rolled is None else self.rolled.facts().manifest
-        if rolled is not None:
-            return rolled
         names = version_names(self.location, self.directory)
         if not names:
             raise ObjectNotFoundError(self.directory)
         newest = max(names)
-        is_known = names[newest] == f"{self.directory}/{version_path(newest)}"
-        return self.location.store.get(names[newest]) if is_known else None
+        if names[newest] != f"{self.directory}/{version_path(newest)}":
+            return None
+        try:
+            return parse_lance_manifest(self.location.store.get(names[newest]), path=self.directory)
+        except UnsupportedFormatError:
+            return None
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
@@ -237,16 +254,10 @@ class StoredRows:
         return int(self.dataset.count_rows()) if known is None else known
 
     def batches(
-        self, columns: list[str], told: FilterLike | None, batch_rows: int
+        self, columns: list[str], told: str | None, batch_rows: int
     ) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
         """Newest rows and their offsets, part by part: one call for all would read far ahead."""
         part_rows = max(batch_rows, self.part_rows)
-        rolled = self.rolled_rows() if told is None else None
-        if rolled is not None:
-            rows, offsets = rolled
-            for batch in rows.select(columns).to_batches():
-                yield batch, offsets
-            return
         if told is None and self.data_file is not None:
             yield from self._file_batches(self.data_file, columns, batch_rows, part_rows)
             return
@@ -305,16 +316,6 @@ class StoredRows:
                 else:
                     yield batch.filter(pa.array(stays)), offsets[stays]
 
-    def rolled_rows(self) -> tuple[pa.Table, Offsets] | None:
-        """The newest rows in one piece, and their offsets, if a roll-up has them."""
-        keys = self.rolled_keys
-        rows = None if keys is None or self.rolled is None else self.rolled.rows()
-        if keys is None or rows is None:
-            return None
-        offsets = np.sort(keys.offsets)
-        newest = rows if len(offsets) == rows.num_rows else rows.take(pa.array(offsets))
-        return newest.combine_chunks(), offsets
-
     def _newest_of(self, fragment: Fragment, deletion: DeletionFile) -> npt.NDArray[np.bool_]:
         """Per row of the data file: whether the deletion vector leaves it."""
         if self._mask is None:
@@ -331,15 +332,6 @@ class StoredRows:
             newest[replaced] = False
             self._mask = newest
         return self._mask
-
-    def every_row(self) -> pa.Table | None:
-        """All rows of its data file; None if they are more than that."""
-        file = self.data_file
-        rolled = None if self.rolled is None else self.rolled.rows()
-        if file is None or rolled is not None:
-            return rolled
-        with self.reading():
-            return self._open_file(file).read_all().to_table().combine_chunks()
 
     def take(self, offsets: list[int]) -> pa.Table:
         """All columns of the rows at ascending offsets."""

@@ -24,8 +24,6 @@ from lance_memwal.sstable.write import has_null_struct, write_sstable
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, SsTable
 
-__all__ = ["ShardTarget"]
-
 _WITHOUT_NULL_STRUCTS = "2.0"
 
 

@@ -7,7 +7,8 @@ the bloom filter. Invariants:
 2. When `write_sstable` returns, everything exists (and with `fsync` survives power loss); whoever publishes the
    generation publishes it whole.
 3. The dataset has one fragment of all rows in insert order, at version 1, with the base table's field ids (readers
-   match by id) and file version. `_tombstone` is the last column and has the id after the largest one.
+   match by id) and file version. Its configuration names the base version that these ids are of (RFC 0036).
+   `_tombstone` is the last column and has the id after the largest one.
 4. Of the rows of one key, all but the last are in the deletion vector; a tombstone counts as a row. The sidecar and
    the filter list all rows.
 5. Of rows that come as a stream, memory holds a few batches, and the keys of all. Rows with blobs always do.
@@ -69,8 +70,6 @@ from lance_memwal.sstable.sidecar import sort_keys, write_sidecar
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
-
-__all__ = ["commit_sstable", "discard_sstable", "has_null_struct", "not_published", "write_sstable"]
 
 _LOG = logging.getLogger(__name__)
 _VERSION_HINT = "/latest_version_hint.json"
@@ -365,6 +364,7 @@ class _Attempt:
             storage_version=data.storage_version,
             lance_version=lance.__version__,
             now_ms=self.clock.now_ms(),
+            base=self.schema.base,
         )
         made = parse_lance_manifest(manifest).fields
         columns = [field.name for field in made if field.parent_id == -1]

@@ -1,13 +1,18 @@
 """The store on S3, Google Cloud Storage and Azure Blob Storage, through obstore.
 
-Owns every call to obstore, and what its failures mean. Invariants, besides S1 to S6 of the port:
+Owns every call to obstore, what its failures mean, and `CloudTarget`: what a URI and storage options say about a bucket.
+Invariants, besides S1 to S6 of the port:
 
-1. One call is one attempt: obstore's own retries are off, so that the retry layer sees each failure.
+1. One call is one attempt: obstore's own retries are off, and conditional puts are on, whatever the options say. The retry
+   layer sees each failure, and no hidden retry makes a lost acknowledgement look like another process's object.
 2. No text of obstore or of the service goes into an error: it may hold signatures and tokens. Only the status, the
    service's error code and our own words do.
 3. A missing bucket or container is trouble, never the absence of an object.
 4. A process that was forked from one that used a cloud store gets an error at once; the client's threads stayed with
-   the parent, and the call would hang for ever.
+   the parent, and the call would hang forever.
+5. Options go to obstore under the names that they have: it knows every spelling of a name, it takes what the options do not
+   say from the environment, and it refuses what it does not know. Only what Lance alone knows (its own retries and pace,
+   its formats) is left out. The same option under two names must have one value.
 """
 
 from __future__ import annotations
@@ -15,18 +20,120 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from lance_memwal.errors import InvalidInputError, MemWalError, ObjectExistsError, ObjectNotFoundError, UnavailableError
-from lance_memwal.store.cloud_options import CloudTarget, parse_target
 from lance_memwal.store.port import ObjectMeta, PutResult
 
-__all__ = ["ObstoreStore", "open_cloud"]
+_DEFAULTS = {"connect_timeout": "10s", "timeout": "60s"}
+_ONLY_LANCE = re.compile(
+    r"(client_(max_retries|retry_timeout)|download_retry_count|expires_at_millis|refresh_offset_millis|use_opendal"
+    r"|(lance|new_table)_\w+)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """The prefixes that names may have, what Lance calls otherwise than obstore, and what stands whatever is asked for."""
+
+    scheme: str
+    prefixes: tuple[str, ...]
+    forced: Mapping[str, str]
+    renamed: Mapping[str, str]
+
+    def short(self, option: str) -> str:
+        """The name of an option without case and prefix."""
+        name = option.lower()
+        found = next((prefix for prefix in self.prefixes if name.startswith(prefix)), "")
+        return name.removeprefix(found)
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+# One path is one DELETE: not every service that speaks S3 has the bulk request.
+_S3 = _Service("s3", ("aws_",), MappingProxyType({"conditional_put": "etag", "disable_bulk_delete": "true"}), _NONE)
+_AZURE = _Service("az", ("azure_storage_", "azure_"), _NONE, _NONE)
+_GCS = _Service("gs", ("google_",), _NONE, MappingProxyType({"storage_token": "bearer_token"}))
+_SERVICES = {"s3": _S3, "gs": _GCS, "az": _AZURE, "abfss": _AZURE}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CloudTarget:
+    """One bucket (or container), the path below it, what tells it from every other, and all that a client must be told.
+
+    `key` has no secret in it.
+    """
+
+    scheme: str
+    bucket: str
+    prefix: str
+    key: str
+    config: tuple[tuple[str, str], ...]
+
+
+def parse_target(uri: str, options: Mapping[str, str]) -> CloudTarget:
+    """What `uri` and Lance's `options` say about where to go and how."""
+    parts = urlsplit(uri)
+    service = _SERVICES[parts.scheme]
+    config = _unique(service, options)
+    bucket = parts.netloc
+    given = {service.short(name): value for name, value in config.items()}
+    if parts.scheme == "abfss":
+        bucket, _, host = parts.netloc.rpartition("@")
+        if "account_name" not in given:
+            config["account_name"] = given["account_name"] = host.partition(".")[0]
+    if not bucket or "@" in bucket or ":" in bucket:
+        raise InvalidInputError(f"a {parts.scheme}:// URI must begin with the name of a bucket or container")
+    if service is _S3 and bucket.endswith("--x-s3") and "s3_express" not in given:
+        config["s3_express"] = "true"
+    path = unquote(parts.path).strip("/")
+    if path and any(name in ("", ".", "..") for name in path.split("/")):
+        raise InvalidInputError(f"the path of a {parts.scheme}:// URI must be made of names, not {path!r}")
+    if "#" in uri:
+        raise InvalidInputError(f"a {parts.scheme}:// URI has no fragment: write %23 for a # in a name")
+    return CloudTarget(
+        scheme=service.scheme,
+        bucket=bucket,
+        prefix=path,
+        key=_key(f"{service.scheme}://{bucket}/{path}".rstrip("/"), given),
+        config=tuple(sorted(config.items())),
+    )
+
+
+def _unique(service: _Service, options: Mapping[str, str]) -> dict[str, str]:
+    """The options for obstore, each under one name, with ours."""
+    config: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for option, value in options.items():
+        short = service.short(option)
+        if short in service.forced or _ONLY_LANCE.match(short):
+            continue
+        name = names.setdefault(short, service.renamed.get(short, option))
+        if config.setdefault(name, value) != value:
+            raise InvalidInputError(f"storage option {option!r} is given twice, with different values")
+    for name, value in _DEFAULTS.items():
+        if name not in names and not any(f"{prefix}{name}".upper() in os.environ for prefix in service.prefixes):
+            config[name] = value
+    return {**config, **service.forced}
+
+
+def _key(place: str, given: Mapping[str, str]) -> str:
+    """`place`, and whose it is."""
+    endpoint = given.get("endpoint") or given.get("endpoint_url") or given.get("base_url")
+    host = urlsplit(endpoint).netloc.rpartition("@")[2] if endpoint else ""
+    where = "/".join(part for part in (host, given.get("account_name", "")) if part)
+    return f"{place} ({where})" if where else place
+
+
+# -------------------------------------------------------------------------------------------------------------- cloud
+
 
 _T = TypeVar("_T")
 _CLIENTS = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}

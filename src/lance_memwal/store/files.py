@@ -21,19 +21,6 @@ from functools import lru_cache
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CorruptDataError, UnavailableError
 
-__all__ = [
-    "FILE_MODE",
-    "STAGING_NAME",
-    "Flush",
-    "Staging",
-    "Syncer",
-    "flush_to_disk",
-    "odd_names",
-    "read_span",
-    "unavailable",
-    "write_all",
-]
-
 Flush = Callable[[int], object]
 STAGING_NAME = ".memwal-tmp"
 FILE_MODE = 0o666  # as open() has it; the umask takes away what the user does not want

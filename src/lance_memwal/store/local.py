@@ -43,8 +43,6 @@ from lance_memwal.store.files import (
 )
 from lance_memwal.store.port import ObjectMeta, PutResult
 
-__all__ = ["LocalStore"]
-
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a planted symbolic link or pipe must not lead or hold us
 _ANONYMOUS = getattr(os, "O_TMPFILE", 0) | os.O_WRONLY
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,8 +35,6 @@ from lance_memwal.store.metering import MeteredStore, Recorder
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.retry import RetryingStore, RetryPolicy
 
-__all__ = ["Location", "resolve"]
-
 _LOG = logging.getLogger("lance_memwal")
 _CLOUD_SCHEMES = ("s3", "gs", "az", "abfss")
 _KNOWN = "a local path, file://, memory://name, s3://, gs://, az:// or abfss://"
@@ -45,7 +44,8 @@ _KNOWN = "a local path, file://, memory://name, s3://, gs://, az:// or abfss://"
 class Location:
     """One table's place. Two locations of the same table are equal in `key`, however they were spelled.
 
-    `lance` stands in for Lance itself in tests (`lance_memwal.lance.door`).
+    `lance` stands in for Lance itself in tests (`lance_memwal.lance.door`). `is_checked` is set once this process has checked
+    that the store honours the condition of a create (`lance_memwal.store.check`).
     """
 
     uri: str
@@ -57,6 +57,7 @@ class Location:
     root_path: str | None
     key: str
     lance: Any = None
+    is_checked: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def __repr__(self) -> str:
         return f"Location({self.describe()!r})"
@@ -69,6 +70,15 @@ class Location:
     def dataset_uri(self) -> str:
         """What to hand to Lance for the table itself, together with `storage_options`."""
         return self.uri if self.root_path is None else self.root_path
+
+    @property
+    def object_uri(self) -> str:
+        """The URI of the table that makes Lance treat a local directory as an object store; else `dataset_uri`.
+
+        Use it to write tags. For a local path Lance first creates the directory of the tags, under the percent-encoded
+        name: for `a#b` that is a directory `a%23b` next to the table. With this URI it does not.
+        """
+        return self.uri if self.root_path is None else f"file-object-store://{quote(self.root_path)}"
 
     def at_once(self, most: int) -> int:
         """How many requests are worth making at the same time: up to `most`, but one where none waits for a network."""

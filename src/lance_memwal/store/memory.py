@@ -18,8 +18,6 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.background import at_exit
 from lance_memwal.process.forking import run_in_child
 
-__all__ = ["memory_root", "reset"]
-
 _lock = threading.RLock()
 _roots: dict[str, tuple[str, int]] = {}
 

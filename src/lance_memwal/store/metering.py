@@ -1,6 +1,8 @@
-"""Counts and times every call to a store.
+"""Counts and times every call to a store, and what the calls cost.
 
-Owns `MeteredStore`, the `Metrics` port that it records to, and `Recorder`, which keeps totals in the process. Invariants:
+Owns `MeteredStore`, the `Metrics` port that it records to, `Recorder`, which keeps totals in the process, and the price list:
+dollars per request for standard storage in a large region, without storage, traffic and discounts. It is an estimate, for
+comparing and not for billing. Invariants:
 
 1. Metering changes nothing: same results, same errors, one call inside for one call outside.
 2. Recording never raises, never waits for I/O, and happens per call, never per row.
@@ -15,17 +17,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.telemetry import UNMEASURED, Latencies, Percentiles, Telemetry, active
 from lance_memwal.store.port import ObjectStore, PutResult
-from lance_memwal.store.prices import price_of
 from lance_memwal.store.wrap import WrappedStore
 
-__all__ = ["CallStats", "MeteredStore", "Metrics", "Recorder"]
+_WRITES: Final = frozenset({"put", "put_new", "list", "list_names"})
+_READS: Final = frozenset({"get", "get_range", "get_tail", "head"})
+_PER_WRITE: Final = {"s3": 5e-6, "gs": 5e-6, "az": 6.5e-6, "abfss": 6.5e-6}
+_PER_READ: Final = {"s3": 4e-7, "gs": 4e-7, "az": 5e-7, "abfss": 5e-7}
+
+
+def price_of(scheme: str, operation: str) -> float:
+    """Dollars for one request; deletes are free everywhere."""
+    if operation in _WRITES:
+        return _PER_WRITE.get(scheme, 0.0)
+    return _PER_READ.get(scheme, 0.0) if operation in _READS else 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------- metering
+
 
 _T = TypeVar("_T")
 

@@ -17,61 +17,12 @@ from collections.abc import Sequence
 from lance_memwal.errors import CorruptDataError, InvalidInputError
 from lance_memwal.types import check_shard_id
 
-__all__ = [
-    "blob_path",
-    "check_file_name",
-    "CHECKPOINTS_DIR",
-    "CONSUMERS_DIR",
-    "HINT_NAME",
-    "LAST_RECORD",
-    "MEM_WAL_DIR",
-    "STAGE_DIR",
-    "bloom_path",
-    "check_record_name",
-    "check_sstable_name",
-    "deletes_dir",
-    "deletes_path",
-    "entry_path_below",
-    "floor_dir",
-    "is_record_name",
-    "manifest_dir",
-    "manifest_hint_path",
-    "manifest_path",
-    "namespace_path",
-    "number_name",
-    "owner_path",
-    "parse_entry_name",
-    "parse_manifest_name",
-    "parse_number_name",
-    "parse_owner_name",
-    "parse_record_name",
-    "parse_namespace_name",
-    "parse_roll_up_name",
-    "parse_sstable_name",
-    "parse_table_name",
-    "loss_path",
-    "pk_index_dir",
-    "quarantine_path",
-    "record_dir",
-    "record_path",
-    "roll_up_dir",
-    "roll_up_path",
-    "shard_dir",
-    "sstable_data_path",
-    "sstable_dir",
-    "sstable_name",
-    "stage_path",
-    "txn_map_path",
-    "warehouse_dir",
-    "warehouse_table",
-    "wal_dir",
-    "wal_entry_path",
-]
-
 MEM_WAL_DIR = "_mem_wal"
 TABLE_SUFFIX = ".lance"
 NAMESPACE_MARK = "memwal_namespace.json"
 STAGE_DIR = "memwal_stage"
+STORE_CHECK = "memwal_store_check.txt"  # created again by each process that commits
+_STORE_CHECK_DIR = "memwal_store_check"
 CONSUMERS_DIR = "memwal_consumers"
 CHECKPOINTS_DIR = "memwal_checkpoints"
 HINT_NAME = "version_hint.json"
@@ -83,7 +34,7 @@ _WAREHOUSE_NAME = re.compile(r"[^\W_][\w-]{0,199}")
 _OWNER = re.compile(r"memwal_owner_([0-9]{1,20})\.json")
 _RECORD = re.compile(r"([1-9][0-9]{0,18})\.json")
 _RECORD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ROLL_UP = re.compile(r"([1-9][0-9]{0,19})-([1-9][0-9]{0,19})-([0-9a-f]{16})\.bin")
+_ROLL_UP = re.compile(r"[1-9][0-9]{0,19}-[1-9][0-9]{0,19}-[0-9a-f]{16}\.bin")
 _SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([0-9]{1,20})")
 
 
@@ -199,11 +150,6 @@ def bloom_path(shard_id: str, name: str) -> str:
     return f"{sstable_dir(shard_id, name)}/bloom_filter.bin"
 
 
-def txn_map_path(shard_id: str, name: str) -> str:
-    """Path of the transaction map beside a generation that has no WAL entries."""
-    return f"{sstable_dir(shard_id, name)}/memwal_txn.json"
-
-
 def deletes_dir(shard_id: str) -> str:
     """Directory of the deletes that a shard remembers after they were compacted."""
     return f"{shard_dir(shard_id)}/memwal_deletes"
@@ -217,24 +163,13 @@ def deletes_path(shard_id: str, generation: int, token: str) -> str:
 
 
 def roll_up_dir(shard_id: str) -> str:
-    """Directory of the roll-ups of a shard's generations."""
+    """Directory of copies of generations that development versions wrote: readers ignore them, and collection removes them."""
     return f"{shard_dir(shard_id)}/memwal_rollups"
 
 
-def roll_up_path(shard_id: str, first: int, last: int, digest: str) -> str:
-    """Path of the roll-up of the generations from `first` to `last`; `digest` is of what the manifest says of them."""
-    name = f"{first}-{last}-{digest}.bin"
-    if parse_roll_up_name(name) is None:
-        raise InvalidInputError(f"not the name of a roll-up: {name[:80]!r}")
-    return f"{roll_up_dir(shard_id)}/{name}"
-
-
-def parse_roll_up_name(name: str) -> tuple[int, int] | None:
-    """The first and the last generation of a roll-up's file name, or None."""
-    match = _ROLL_UP.fullmatch(name)
-    if match is None or int(match.group(1)) > int(match.group(2)):
-        return None
-    return int(match.group(1)), int(match.group(2))
+def is_roll_up_name(name: str) -> bool:
+    """Whether a file in `roll_up_dir` is a roll-up."""
+    return _ROLL_UP.fullmatch(name) is not None
 
 
 def quarantine_path(shard_id: str, position: int, token: str) -> str:
@@ -294,6 +229,11 @@ def parse_record_name(name: str) -> int | None:
     """The number of a record's file name, or None."""
     match = _RECORD.fullmatch(name)
     return int(match.group(1)) if match and int(match.group(1)) <= LAST_RECORD else None
+
+
+def store_check_dir(token: str) -> str:
+    """Directory of the objects of one run of `check_store`; `token` is hexadecimal digits."""
+    return f"{_STORE_CHECK_DIR}/{token}"
 
 
 def stage_path(job: str, token: str) -> str:

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-__all__ = ["ObjectMeta", "ObjectStore", "PutResult"]
-
 
 class PutResult(Enum):
     """Outcome of a successful create-only put."""

@@ -18,11 +18,9 @@ from typing import Any, TypeVar
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
 from lance_memwal.process.telemetry import active
-from lance_memwal.store.own import found_instead
 from lance_memwal.store.port import ObjectStore, PutResult
+from lance_memwal.store.sequenced import found_instead
 from lance_memwal.store.wrap import WrappedStore
-
-__all__ = ["RetryPolicy", "RetryingStore"]
 
 _T = TypeVar("_T")
 _VERBS = {

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 from lance_memwal.store.port import ObjectMeta, ObjectStore, PutResult
 
-__all__ = ["WrappedStore"]
-
 _T = TypeVar("_T")
 
 

@@ -15,8 +15,6 @@ from lance_memwal.store.location import resolve
 from lance_memwal.table.making import enable
 from lance_memwal.table.table import Table
 
-__all__ = ["from_lancedb"]
-
 
 def from_lancedb(
     table: Any,

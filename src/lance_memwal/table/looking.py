@@ -15,10 +15,8 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.config import WriterConfig
 from lance_memwal.serve.asked import AskedOwners, OwnerSight
 from lance_memwal.table.table import Table
-from lance_memwal.upkeep.rates import ShardRates, TableRates, rates_between
+from lance_memwal.upkeep.rates import Rates, TableRates, rates_between
 from lance_memwal.upkeep.reports import ShardStats, TableStats
-
-__all__ = ["Look", "Looker"]
 
 _ASKED_AT_ONCE = 8
 
@@ -33,12 +31,12 @@ class Look:
     limit_bytes: int = 0
     owners: dict[str, OwnerSight] = field(default_factory=dict)
 
-    def shards(self) -> list[tuple[ShardStats, ShardRates]]:
+    def shards(self) -> list[tuple[ShardStats, Rates]]:
         """The shards with their rates, by id."""
-        rates = self.rates.shards if self.rates else [ShardRates(shard.shard_id) for shard in self.stats.shards]
+        rates = self.rates.shards if self.rates else [Rates()] * len(self.stats.shards)
         return list(zip(self.stats.shards, rates, strict=True))
 
-    def busiest(self) -> list[tuple[ShardStats, ShardRates]]:
+    def busiest(self) -> list[tuple[ShardStats, Rates]]:
         """The shards, those where most happens first, then those where most waits."""
         pairs = self.shards()
         return sorted(pairs, key=lambda pair: (-pair[1].entries, -pair[0].wal_lag_bytes, -pair[0].uncompacted_rows))

@@ -20,8 +20,6 @@ from lance_memwal.rows.sharding import ONE_SHARD, Sharding
 from lance_memwal.store.location import resolve
 from lance_memwal.table.table import Table
 
-__all__ = ["create_table", "enable"]
-
 
 def create_table(
     uri: str,

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import lance
 import pyarrow as pa
 
-from lance_memwal.arguments import check_choice, check_flag, check_timeout
+from lance_memwal.arguments import check_choice, check_flag
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport, Progress
-from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
+from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES
 from lance_memwal.config import WriterConfig
 from lance_memwal.engines.dataset import TableDataset, dataset_at, dataset_of
 from lance_memwal.engines.sql import SQL_MEMORY_BYTES
@@ -33,25 +34,24 @@ from lance_memwal.feed.changes import ChangeFeed, Request
 from lance_memwal.feed.checkpoints import Checkpoint, create_checkpoint, drop_checkpoint, list_checkpoints
 from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, Consumer, drop_consumer
 from lance_memwal.feed.moments import Moment
-from lance_memwal.feed.snapshots import diff_moments, snapshot_of
 from lance_memwal.feed.starts import Start, Until
+from lance_memwal.feed.time_travel import diff_moments, snapshot_of
 from lance_memwal.feed.view import TableView, scan_at
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import recorded
 from lance_memwal.log.epochs import IDLE_SECONDS
-from lance_memwal.memtable.index import IndexSpec, Metric
-from lance_memwal.process.deadline import PATIENCE_SECONDS
-from lance_memwal.read.blobs import BlobFile
-from lance_memwal.read.reader import MemTables, Reader
-from lance_memwal.read.scan import Scan
-from lance_memwal.read.search import SearchRequest
+from lance_memwal.memtable.index import IndexSpec
+from lance_memwal.read.lookup import LookupKeys, Undecided
+from lance_memwal.read.readable import WholeTable
+from lance_memwal.read.reader import Reader
+from lance_memwal.read.scan import Pickled, Read
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.read.tiers import Consistency
+from lance_memwal.read.tiers import Consistency, Tiers
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.merging import Merge
-from lance_memwal.rows.notebook import html_of_schema
+from lance_memwal.rows.notebook import html_of
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import choose_maintained, with_names
@@ -60,7 +60,6 @@ from lance_memwal.table.verbs import EVERY_ROW, KeptWriter, check_mode, rows_or_
 from lance_memwal.table.writers import OnFenced, open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.types import Transaction
-from lance_memwal.upkeep.after_restore import Restored
 from lance_memwal.upkeep.drop import drop_table
 from lance_memwal.upkeep.folding import compact_table
 from lance_memwal.upkeep.gc import Collector
@@ -73,12 +72,10 @@ from lance_memwal.upkeep.reports import (
     GcReport,
     MaintenanceReport,
     RepairReport,
-    SettleReport,
     ShardInfo,
     TableStats,
     VerifyReport,
 )
-from lance_memwal.upkeep.settle import settle
 from lance_memwal.upkeep.stats import collect_stats, consumer_infos, newest_transactions, shard_infos
 from lance_memwal.upkeep.tails import ShardOpener, flush_live, flush_tails
 from lance_memwal.upkeep.verify import verify_table
@@ -87,8 +84,6 @@ from lance_memwal.write.results import RoutedResult
 
 if TYPE_CHECKING:
     from datafusion import SessionContext
-
-__all__ = ["Table", "open_table"]
 
 
 def open_table(
@@ -107,7 +102,10 @@ def open_table(
     return table
 
 
-class Table:
+_FLUSH_SECONDS = 60.0  # how long `maintain` waits for the flush of a writer of this process
+
+
+class Table(WholeTable):
     """A Lance table with a write path in front: fresh reads over all tiers, writers for its shards."""
 
     def __init__(self, location: Location, base: BaseTable) -> None:
@@ -122,10 +120,11 @@ class Table:
         return f"Table({self.uri!r}, primary_key=({', '.join(base.primary_key) or 'none'}), version={base.version})"
 
     def _repr_html_(self) -> str:
-        """The columns, for notebooks: as they were when somebody looked last, without a look at storage."""
+        """The columns that this handle read last; nothing is read from storage."""
         base = self._newest.known
         facts = {"primary key": ", ".join(base.primary_key) or "none", "version": base.version}
-        return html_of_schema(self.uri, facts, base.schema)
+        rows = [{"column": field.name, "type": field.type, "nullable": field.nullable} for field in base.schema]
+        return html_of(self.uri, facts, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled table is its place, with the options that were given for it, and is opened again where it arrives."""
@@ -224,9 +223,9 @@ class Table:
         )
 
     def shard_writer(
-        self, shard_id: str | None = None, *, config: WriterConfig | None = None, **overrides: Any
+        self, shard_id: str | uuid.UUID | None = None, *, config: WriterConfig | None = None, **overrides: Any
     ) -> ShardWriter:
-        """The writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
+        """Open the writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
         base = with_names(self._newest.with_index())
         return ShardWriter.of_table(base, shard_settings(base, shard_id, config, overrides), routed=False)
 
@@ -310,101 +309,14 @@ class Table:
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike | None = None,  # noqa: A002
-        limit: int | None = None,
-        offset: int | None = None,
-        *,
-        order_by: Sequence[str] | None = None,
-        with_row_address: bool = False,
-        with_generation: bool = False,
-        with_row_id: bool = False,
-        consistency: Consistency = "fresh",
-        shards: Collection[str] | None = None,
-        in_memory: MemTables | None = None,
-    ) -> Scan:
-        """All live rows of all tiers as of now; see `Scan` for the ways to read them.
+    def _capture(self, read: Read, keys: LookupKeys | None = None) -> Tiers:
+        return self._reader.capture(read, keys)
 
-        `columns` may name fields inside of structs (`meta.a`). `order_by` names columns or fields, with a "-" in front for
-        the largest first; nulls come last, and rows that it does not tell apart come in the order of their keys.
+    def _find_in_memory(self, keys: LookupKeys, columns: Sequence[str] | None) -> dict[str, Any] | Undecided | None:
+        return self._reader.find_in_memory(keys, columns)
 
-        `with_row_id` and `with_row_address` add Lance's `_rowid` and `_rowaddr`, which only rows of the base table have.
-        """
-        return self._reader.scan(
-            columns,
-            filter,
-            limit,
-            offset,
-            order_by=order_by,
-            with_row_address=with_row_address,
-            with_generation=with_generation,
-            with_row_id=with_row_id,
-            consistency=consistency,
-            shards=shards,
-            in_memory=in_memory,
-        )
-
-    def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The live row of one key as a dict, or None if there is none; a key of several columns is a tuple or a dict."""
-        return self._reader.get(key, columns)
-
-    def get_blob(self, key: Any, column: str) -> BlobFile | None:
-        """The blob of the live row of one key, as a file that is open for reading: `read`, `seek`, `tell`, `size`, `close`.
-
-        None if there is no such row, or its blob is null. Ranges are read where the blob lies, in whichever tier.
-        """
-        return self._reader.get_blob(key, column)
-
-    def lookup(self, keys: Any, columns: Sequence[str] | None = None, *, with_tombstones: bool = False) -> pa.Table:
-        """The live rows of many keys, each once and in no order; keys without a row are left out.
-
-        `keys` are a list of values (tuples, if the key has several columns), or columns: a dict, or anything Arrow-like.
-
-        With `with_tombstones` a key that was deleted has a row, too, until compaction took it out of the base table: its
-        last column, `_tombstone`, is true, and nothing but the key is known of it.
-        """
-        return self._reader.lookup(keys, columns, with_tombstones=with_tombstones)
-
-    def search(
-        self,
-        vector: Any = None,
-        *,
-        text: Any = None,
-        column: str | Sequence[str] | None = None,
-        k: int = 10,
-        offset: int = 0,
-        distance_range: tuple[float | None, float | None] | None = None,
-        filter: FilterLike | None = None,  # noqa: A002
-        columns: Sequence[str] | None = None,
-        metric: Metric | None = None,
-        nprobes: int = 20,
-        refine_factor: int | None = None,
-        ef: int | None = None,
-        consistency: Consistency = "fresh",
-    ) -> pa.Table:
-        """The best `k` live rows for a vector, a text, or both (fused by rank), best first, without the first `offset`.
-
-        They come with `_distance`, `_score` or, for both, `_relevance`. `filter` restricts the rows before they are ranked,
-        `distance_range` to distances from its first value up to, not including, its second (None: no bound). A text may be
-        looked for in several columns (`column=[...]`): the best one counts.
-        """
-        request = SearchRequest(
-            vector=vector,
-            text=text,
-            column=column,
-            k=k,
-            offset=offset,
-            distance_range=distance_range,
-            filter=filter,
-            columns=columns,
-            metric=metric,
-            nprobes=nprobes,
-            refine_factor=refine_factor,
-            ef=ef,
-        )
-        return self._reader.search(request, consistency)
+    def _pickled(self) -> Pickled | None:
+        return self._reader.pickled
 
     async def get_async(self, *args: Any, **options: Any) -> dict[str, Any] | None:
         """As `get`, without a wait of the event loop."""
@@ -417,30 +329,6 @@ class Table:
     async def search_async(self, *args: Any, **options: Any) -> pa.Table:
         """As `search`, without a wait of the event loop."""
         return await asyncio.to_thread(self.search, *args, **options)
-
-    def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
-        """The number of live rows, or of those for which `filter` is true; it reads no more columns than it must."""
-        return self.scan(filter=filter, consistency=consistency).count_rows()
-
-    def __len__(self) -> int:
-        """The number of live rows."""
-        return self.count_rows()
-
-    def __bool__(self) -> bool:
-        """A table is true, with rows or without: nobody counts them to find out that there is a table."""
-        return True
-
-    def head(self, n: int = 5) -> pa.Table:
-        """Some live rows, `n` at most, in no order; `scan(order_by=...)` has one."""
-        return self.scan(limit=n).to_table()
-
-    def to_arrow(self) -> pa.Table:
-        """All live rows, in memory; `scan().to_reader()` streams them."""
-        return self.scan().to_table()
-
-    def to_pandas(self) -> Any:
-        """All live rows as a pandas frame, in memory."""
-        return self.scan().to_pandas()
 
     def to_dataset(self, *, consistency: Consistency = "fresh") -> TableDataset:
         """The live rows as a pyarrow dataset: DuckDB, Polars and DataFusion read it, with columns and filters pushed down.
@@ -513,7 +401,6 @@ class Table:
         columns: Sequence[str] | None = None,
         filter: FilterLike | None = None,  # noqa: A002
         before: bool = False,
-        net: bool = False,
     ) -> ChangeFeed:
         """Every change of the table, once, in order per key: an iterable of batches, with `_op`, `_shard`, `_position`,
         `_time` and `_txn` behind the columns.
@@ -524,12 +411,12 @@ class Table:
         `feed.cursor` is where to go on after the batch that was just handed out.
 
         `_op` is "u" for a row that was put and "d" for one that was deleted. With `before` it is "insert", "update_before",
-        "update_after" or "delete", and the row before the change comes, too. With `net` only the last change of each key
-        comes. A delete matches every filter that needs more than the key.
+        "update_after" or "delete", and the row before the change comes, too. A delete matches every filter that needs more
+        than the key.
 
         `CollectedError` if collection removed a part of it: start again from a snapshot. `consumer` prevents that.
         """
-        return ChangeFeed(self._newest, Request(columns, filter, before, net), start, until)
+        return ChangeFeed(self._newest, Request(columns, filter, before), start, until)
 
     def consumer(
         self,
@@ -562,7 +449,11 @@ class Table:
     # ------------------------------------------------------------------------------------------------------ upkeep
 
     def flush(
-        self, *, shards: Collection[str] | None = None, idle_seconds: float = IDLE_SECONDS, force: bool = False
+        self,
+        *,
+        shards: Collection[str | uuid.UUID] | None = None,
+        idle_seconds: float = IDLE_SECONDS,
+        force: bool = False,
     ) -> FlushReport:
         """Turn the log tails of shards that nobody writes any more into SSTables.
 
@@ -591,7 +482,7 @@ class Table:
     def compact(
         self,
         *,
-        shards: Collection[str] | None = None,
+        shards: Collection[str | uuid.UUID] | None = None,
         max_generations: int | None = None,
         progress: Progress | None = None,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
@@ -623,23 +514,21 @@ class Table:
         progress: Progress | None = None,
         grace_seconds: float = 3600,
     ) -> MaintenanceReport:
-        """Keep the table healthy: flush, compact, bring indexes up to date, merge small base files, remove what is old.
+        """Keep the table small and fast: flush, compact, update indexes, merge small base files, remove old versions, GC.
 
-        One call does all of it, beside writers and readers, and fences no living writer: only logs are claimed whose newest
-        entry is older than twice `max_memtable_age_ms`. `indexes="defer"` leaves the indexes of the base table as they
-        are, and SSTables wait for them; `base_files=False` leaves its files. Versions of the base table older than
-        `versions` go, except for those with a tag (None: all stay). What became unneeded within `grace_seconds` stays.
+        Safe to run while other processes read and write. Writers of this process flush first. A log of another process is
+        claimed only if its newest entry is older than twice `max_memtable_age_ms`, so no live writer is fenced.
+
+        Args:
+            indexes: "defer" leaves the indexes of the base table as they are; SSTables then wait for them.
+            base_files: False leaves the files of the base table as they are.
+            versions: Remove untagged versions of the base table that are older than this; None keeps all.
+            progress: Called with each step.
+            grace_seconds: Keep objects that became unneeded less than this ago.
         """
+        flush_live(self.location, _FLUSH_SECONDS)
         maintenance = Maintenance(self._newest, self._flusher(), progress=progress)
         return maintenance.run(indexes=indexes, base_files=base_files, versions=versions, grace_seconds=grace_seconds)
-
-    def optimize(
-        self, *, cleanup_older_than: timedelta | None = DEFAULT_VERSIONS, progress: Progress | None = None
-    ) -> MaintenanceReport:
-        """`maintain`, after writers of this process have flushed what they hold. Versions of the base table that are older
-        than `cleanup_older_than` go."""
-        flush_live(self.location, PATIENCE_SECONDS)
-        return self.maintain(versions=cleanup_older_than, progress=progress)
 
     def create_index(
         self,
@@ -678,19 +567,6 @@ class Table:
         self._kept.close()
         drop_table(self.location, self._newest.known.tag, force=force)
 
-    def settle(self, timeout: float | None = None, *, idle_seconds: float = IDLE_SECONDS) -> SettleReport:
-        """Flush and compact until nothing fresh is left; `converged` says whether that was reached.
-
-        Writers of this process are asked to flush. Logs of others are claimed once their newest entry is `idle_seconds`
-        old, and waited for until then. It ends after `timeout` seconds; None: after a quarter of an hour.
-        """
-        return settle(
-            self._newest.with_index,
-            lambda: self.flush(idle_seconds=idle_seconds).skipped,
-            lambda: Compactor(self.location, self._newest).run().generations,
-            check_timeout(timeout),
-        )
-
     def gc(
         self,
         *,
@@ -714,7 +590,12 @@ class Table:
         return verify_table(self._newest.readable)
 
     def repair(
-        self, *, dry_run: bool = True, restored: Restored | None = None, accept_loss: bool = False
+        self,
+        *,
+        dry_run: bool = True,
+        restored: Literal["keep_base"] | None = None,
+        reused_ids: Literal["values", "null"] | None = None,
+        accept_loss: bool = False,
     ) -> RepairReport:
         """Put right what can be without losing anything: a torn last entry, a lost MemWAL index.
 
@@ -722,16 +603,27 @@ class Table:
         `accept_loss=True` gives such entries up, so that the rest opens: their bytes are kept aside, and what was given
         up is written down beside them.
 
-        After the base table was restored to a version before a compaction, a person must decide: `restored="keep_base"`
-        takes it as it is, and what was compacted after that version is gone; `restored="bring_back"` lists the compacted
-        generations again, if they still exist.
+        If the base table was restored to a version before a compaction, reads raise an error. Restoring a later version
+        brings the rows back. `restored="keep_base"` accepts the base table as it is: rows that were compacted after the
+        restored version are lost.
+
+        Lance may give the field id of a dropped column to a new column. If no kept base version shows whether rows belong to the
+        dropped column, reads show null with a warning. `reused_ids="values"` shows the values in the column that has the id today
+        (it was renamed), `reused_ids="null"` gives them up.
         """
         check_flag("dry_run", dry_run)
         check_flag("accept_loss", accept_loss)
         if restored is not None:
-            check_choice("restored", restored, ("keep_base", "bring_back"))
+            check_choice("restored", restored, ("keep_base",))
+        if reused_ids is not None:
+            check_choice("reused_ids", reused_ids, ("values", "null"))
         return repair_table(
-            self.location, self._newest.readable, dry_run=dry_run, restored=restored, accept_loss=accept_loss
+            self.location,
+            self._newest.readable,
+            dry_run=dry_run,
+            restored=restored,
+            reused_ids=reused_ids,
+            accept_loss=accept_loss,
         )
 
     def stats(self, *, live_rows: bool = True, collectable: bool = True) -> TableStats:

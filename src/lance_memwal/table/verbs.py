@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lance_memwal.arguments import check_choice
-from lance_memwal.errors import InvalidInputError, TableReplacedError
+from lance_memwal.errors import InvalidInputError, TableReplacedError, WriterPoisonedError
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.process.held import Held
 from lance_memwal.rows.filter import FilterLike
@@ -24,8 +24,6 @@ from lance_memwal.rows.ingest import reread
 from lance_memwal.rows.sharding import Manual
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.write.results import RoutedResult
-
-__all__ = ["EVERY_ROW", "KeptWriter", "check_mode", "rows_or_filter"]
 
 EVERY_ROW = "true"
 IDLE_SECONDS = 60.0
@@ -49,8 +47,8 @@ class KeptWriter:
         with self._held.use() as writer:
             try:
                 return call(writer, rows)
-            except TableReplacedError:
-                self._held.close()  # at the end of this use
+            except (TableReplacedError, WriterPoisonedError):
+                self._held.close()  # at the end of this use; the next verb opens another one
                 raise
             except InvalidInputError:
                 if not writer.follow_columns():
@@ -91,6 +89,9 @@ def check_mode(mode: object) -> None:
 def _close(writer: TableWriter) -> None:
     try:
         writer.close()
-    except TableReplacedError as error:  # what it held went with the table
+    except (
+        TableReplacedError,
+        WriterPoisonedError,
+    ) as error:  # what was acknowledged is in the log, or went with the table
         writer.abort()
-        _LOG.info("the writer of a table that is gone was closed: %s", error)
+        _LOG.info("aborted the writer of the table's verbs: %s", error)

@@ -5,6 +5,7 @@ Owns `open_writer` and `shard_settings`. Invariant: whatever can be refused is r
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -21,13 +22,10 @@ from lance_memwal.read.reader import Reader
 from lance_memwal.serve.shared_shard import SharedShard, SharedTable
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import with_names
-from lance_memwal.sstable.probe import check_table
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.table_target import with_shard, writer_config
-
-__all__ = ["OnFenced", "open_writer", "shard_settings"]
 
 OnFenced: TypeAlias = Literal["raise", "retake"]
 
@@ -55,7 +53,7 @@ def open_writer(
         raise InvalidInputError(
             "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
         )
-    check_table(base)
+    base.check_columns()
     base = with_names(for_writing(base))
     watch = TableWatch(base)
 
@@ -97,13 +95,13 @@ def _share(
 
     def open_shared(shard_id: str | None, parked: Parked | None) -> SharedShard:
         named = shard_id or with_shard(settings, base.sharding).shard_id
-        return SharedShard(table, named or SYSTEM_CLOCK.uuid4(), parked)
+        return SharedShard(table, str(named or SYSTEM_CLOCK.uuid4()), parked)
 
     return open_shared
 
 
 def shard_settings(
-    base: BaseTable, shard_id: str | None, config: WriterConfig | None, overrides: Mapping[str, Any]
+    base: BaseTable, shard_id: str | uuid.UUID | None, config: WriterConfig | None, overrides: Mapping[str, Any]
 ) -> WriterConfig:
     """The settings of a shard's writer: the table's defaults or `config`, then `overrides`, then the shard."""
     settings = writer_config(base, config, dict(overrides), ())

@@ -12,8 +12,6 @@ import time
 
 from lance_memwal.clock import SystemClock
 
-__all__ = ["SkippingClock"]
-
 
 class SkippingClock(SystemClock):
     """The real clock, except that `sleep` skips the time that it should wait for."""

@@ -25,8 +25,6 @@ from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotF
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
 
-__all__ = ["FaultKind", "FaultPlan", "FaultScript", "FaultyStore", "SimulatedCrash", "StoreCall"]
-
 _T = TypeVar("_T")
 _PUTS = frozenset({"put_new", "put"})
 _READS = frozenset({"get", "get_range", "get_tail"})

@@ -22,8 +22,6 @@ import pytest
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError
 from lance_memwal.store.port import ObjectStore, PutResult
 
-__all__ = ["StoreSuite"]
-
 _MIB = 1 << 20
 _DAY_MS = 24 * 3600 * 1000
 _ODD_NAMES = (

@@ -27,8 +27,6 @@ from lance_memwal.errors import (
 )
 from lance_memwal.rows.plain import to_plain
 
-__all__ = ["MAX_ANSWER_BYTES", "MAX_CELL_CHARACTERS", "Cells", "Refusal", "columns_told", "error_of"]
-
 _LOG = logging.getLogger(__name__)
 MAX_ANSWER_BYTES: Final = 4 << 20
 MAX_CELL_CHARACTERS: Final = 2_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,14 +28,13 @@ from lance_memwal.ui.answers import Refusal, error_of
 from lance_memwal.ui.gate import Gate
 from lance_memwal.ui.looks import EVERY_SECONDS, Looks, tiers_of
 from lance_memwal.ui.questions import MAX_ROWS, MAX_SECONDS, Desk, Running
-from lance_memwal.upkeep.rates import ShardRates
+from lance_memwal.ui.timeline import timeline
+from lance_memwal.upkeep.rates import Rates
 from lance_memwal.upkeep.reports import ShardStats
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-
-__all__ = ["CLIENT_HEADER", "make_app"]
 
 CLIENT_HEADER: Final = "x-memwal-client"
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -48,7 +48,6 @@ _SUMS: Final = (
     "wal_lag_bytes",
     "request_cost_dollars",
 )
-_RATES: Final = ("entries", "size_bytes", "flushes", "compacted", "takeovers", "base_rows", "requests", "dollars")
 _LARGEST: Final = 10**18 - 1  # of a position or a version that is asked for
 _POLL_SECONDS: Final = 0.2
 _SHORTEST_SECONDS: Final = 0.1
@@ -102,7 +101,7 @@ class _Views:
             "/api/manifest": lambda r: browsing.manifest(
                 place, _shard(r), _need_number(r, "version"), _number(r, "against")
             ),
-            "/api/timeline": lambda r: browsing.timeline(place, r.query_params.get("shard") or None),
+            "/api/timeline": lambda r: timeline(place, r.query_params.get("shard") or None),
         }
 
     def _facts(self, _: Request) -> dict[str, Any]:
@@ -147,20 +146,20 @@ class _Views:
             "oldest_lag_ms": min(
                 (s.lag_since_ms for s in look.stats.shards if s.lag_since_ms is not None), default=None
             ),
-            "rates": None if look.rates is None else {name: getattr(look.rates, name) for name in _RATES},
+            "rates": None if look.rates is None else to_plain(replace(look.rates, shards=())),
             "shards": [_shard_told(look, *pair) for pair in shards[first : first + _SHARDS_SHOWN]],
             "shards_in_all": len(shards),
             "samples": to_plain(self._looks.after(after)),
         }
 
 
-def _ordered(look: Look, order: str) -> list[tuple[ShardStats, ShardRates]]:
+def _ordered(look: Look, order: str) -> list[tuple[ShardStats, Rates]]:
     if order not in ("busy", "id"):
         raise InvalidInputError("order is busy or id")
     return look.busiest() if order == "busy" else look.shards()
 
 
-def _shard_told(look: Look, shard: ShardStats, rates: ShardRates) -> dict[str, Any]:
+def _shard_told(look: Look, shard: ShardStats, rates: Rates) -> dict[str, Any]:
     plain, sight = to_plain(shard), look.owners.get(shard.shard_id)
     return {
         **plain,

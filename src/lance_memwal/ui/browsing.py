@@ -1,7 +1,7 @@
-"""The pages of logs, manifests and the timeline.
+"""The pages of logs and manifests.
 
-Owns what the page is told of them. Invariant: every answer is bounded: entries, versions, events and shards by number, rows by
-`ui.answers`; where something was left out, the answer says so.
+Invariant: every answer is bounded: entries and versions by number, rows by `ui.answers`; where something was left out, the
+answer says so.
 """
 
 from __future__ import annotations
@@ -13,31 +13,17 @@ import pyarrow as pa
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions
-from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tailer import WalTailer
 from lance_memwal.rows.blobs import shown_batch, shown_field
 from lance_memwal.rows.plain import to_plain
 from lance_memwal.store.location import Location
 from lance_memwal.types import check_shard_id
 from lance_memwal.ui.answers import Cells, columns_told
-from lance_memwal.upkeep.history import (
-    Event,
-    base_events,
-    entry_info,
-    list_entries,
-    manifest_changes,
-    read_manifests,
-    shard_events,
-)
-
-__all__ = ["entry", "log", "manifest", "manifests", "timeline"]
+from lance_memwal.upkeep.inspect import entry_info, list_entries, manifest_changes, read_manifests
 
 ENTRIES: Final = 50
 VERSIONS: Final = 200
 _ENTRY_ROWS: Final = 100
-_SHARDS: Final = 24
-_EVENTS_PER_SHARD: Final = 60
-_BASE_EVENTS: Final = 60
 
 
 def log(location: Location, shard_id: str, before: int | None) -> dict[str, Any]:
@@ -113,20 +99,4 @@ def manifest(location: Location, shard_id: str, version: int, against: int | Non
         "time_ms": times.get(version),
         "against": against,
         "changes": to_plain(manifest_changes(other, found[version])) if comparable else None,
-    }
-
-
-def timeline(location: Location, shard_id: str | None) -> dict[str, Any]:
-    """What happened to the base table and to a shard, or to the first shards, in order of time."""
-    known = list_shards(location)
-    shards = known[:_SHARDS] if shard_id is None else [check_shard_id(shard_id)]
-    parts = [shard_events(location, shard, _EVENTS_PER_SHARD) for shard in shards]
-    base = base_events(location, _BASE_EVENTS)
-    events: list[Event] = [event for part in [*parts, base] for event in part.events]
-    chosen = [event for event in events if event.shard_id is None or event.shard_id in shards]
-    return {
-        "events": [to_plain(event) for event in sorted(chosen, key=lambda event: event.time_ms)],
-        "shards": shards,
-        "shards_in_all": len(known),
-        "left_out": sum(part.left_out for part in [*parts, base]),
     }

@@ -22,8 +22,6 @@ from lance_memwal.table import Table
 from lance_memwal.table.looking import Look, Looker
 from lance_memwal.upkeep.reports import TableStats
 
-__all__ = ["EVERY_SECONDS", "Looks", "Sample", "Seen"]
-
 EVERY_SECONDS: Final = 2.0
 _KEPT: Final = 900
 _REST: Final = 4  # so many times as long as a look takes, nobody looks

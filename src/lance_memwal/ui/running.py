@@ -14,11 +14,9 @@ from typing import Any
 
 from lance_memwal.process.extras import need
 from lance_memwal.table import Table
-from lance_memwal.ui.addresses import MOST_CONNECTIONS, hosts_of
 from lance_memwal.ui.app import make_app
+from lance_memwal.ui.gate import MOST_CONNECTIONS, hosts_of
 from lance_memwal.ui.looks import EVERY_SECONDS
-
-__all__ = ["link_of", "serve"]
 
 
 def link_of(host: str, port: int, token: str) -> str:

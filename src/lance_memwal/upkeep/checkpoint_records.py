@@ -1,6 +1,6 @@
 """What named checkpoints of a table have left on storage.
 
-Owns `CheckpointRecord`, the numbered records of `memwal_checkpoints/{name}` (`lance_memwal.store.records`). Invariants:
+Owns `CheckpointRecord`, the numbered records of `memwal_checkpoints/{name}` (`lance_memwal.store.sequenced`). Invariants:
 
 1. The newest record of a name counts. An active one names a snapshot, everything of which stays.
 2. It ends by a record that says so: `dropped`, or `expired`, which collection writes after the lifetime and before it passes.
@@ -22,18 +22,7 @@ from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records, is_time, record_names
-
-__all__ = [
-    "CheckpointRecord",
-    "CheckpointState",
-    "checkpoint_names",
-    "checkpoint_record",
-    "newest_number",
-    "read_checkpoints",
-    "tidy_checkpoints",
-    "write_checkpoint",
-]
+from lance_memwal.store.sequenced import Record, Records, is_time, record_names
 
 CheckpointState = Literal["active", "dropped", "expired"]
 _LOG = logging.getLogger(__name__)
@@ -111,7 +100,7 @@ def write_checkpoint(base: BaseTable, record: CheckpointRecord) -> bool:
         raise InvalidInputError(
             "a lifetime ends before the year 10000; None is for a checkpoint that stays until it is dropped"
         )
-    if not _records(base.location, record.name).create(record.number, record.value):
+    if not _records(base.location, record.name).create(record):
         return False
     reach("checkpoint.after_record")
     _set_tag(base, record.name, record.snapshot.base_version if record.state == "active" else None)
@@ -141,9 +130,10 @@ def _tags(base: BaseTable) -> dict[str, int]:
 
 def _set_tag(base: BaseTable, name: str, version: int | None) -> None:
     """Let the tag of a checkpoint be at this version, or be gone; a version that is gone cannot have one."""
-    tags, tag, known = base.handle().tags, f"{_TAG}{name}", _tags(base).get(name)
+    tag, known = f"{_TAG}{name}", _tags(base).get(name)
     try:
         with lance_errors("tagging the base version of a checkpoint"):
+            tags = base.tags_to_write()
             if version is None:
                 if known is not None:
                     tags.delete(tag)

@@ -1,6 +1,6 @@
 """What named consumers of a table's changes have left on storage, and what collection must keep for them.
 
-Owns `ConsumerRecord` (the numbered records of `memwal_consumers/{name}`, `lance_memwal.store.records`) and `ConsumerFloors`.
+Owns `ConsumerRecord` (the numbered records of `memwal_consumers/{name}`, `lance_memwal.store.sequenced`) and `ConsumerFloors`.
 Invariants:
 
 1. The newest record of a name counts. An active one holds back everything above its positions; a shard that it does not
@@ -23,18 +23,7 @@ from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records, is_count, is_time, record_names
-
-__all__ = [
-    "ConsumerFloors",
-    "ConsumerRecord",
-    "ConsumerState",
-    "consumer_names",
-    "consumer_record",
-    "expire",
-    "read_consumers",
-    "records_of",
-]
+from lance_memwal.store.sequenced import Record, Records, is_count, is_time, record_names
 
 ConsumerState = Literal["active", "expired", "dropped"]
 _STATES = ("active", "expired", "dropped")
@@ -173,7 +162,7 @@ class ConsumerFloors:
 def expire(location: Location, record: ConsumerRecord, now_ms: int, by: str) -> bool:
     """Say that a consumer has expired; False if it has moved meanwhile."""
     expired = replace(record, number=record.number + 1, state="expired", reader=by, written_ms=now_ms)
-    return records_of(location, record.name).create(expired.number, expired.value)
+    return records_of(location, record.name).create(expired)
 
 
 def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:

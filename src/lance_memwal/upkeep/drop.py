@@ -24,8 +24,6 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.upkeep.tails import is_left_alone
 
-__all__ = ["drop_table"]
-
 _AT_ONCE = 16
 _ROUNDS = 8
 _OTHER_TABLE = re.compile(rf"(?!{paths.MEM_WAL_DIR}/|tree/).+/{VERSIONS_DIR}/")  # a tree holds branches of this one

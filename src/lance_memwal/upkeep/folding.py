@@ -5,17 +5,16 @@ Owns `compact_table`. Invariant: rows that are in a log only are never passed ov
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from lance_memwal.arguments import check_names
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import Compactor
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.types import check_shard_ids
 from lance_memwal.upkeep.reports import FlushReport
 from lance_memwal.upkeep.tails import flush_live, in_log_only
-
-__all__ = ["compact_table"]
 
 _FLUSH_SECONDS = 60.0  # for a writer of this process that is asked to flush
 
@@ -24,13 +23,13 @@ def compact_table(
     newest_base: Callable[[], BaseTable],
     flush: Callable[[Collection[str] | None], FlushReport] | None,
     *,
-    shards: Collection[str] | None,
+    shards: Collection[str | uuid.UUID] | None,
     max_generations: int | None,
     progress: Progress | None,
     memory_bytes: int,
 ) -> CompactionReport:
     """Fold published generations; with `flush`, which publishes logs that were left behind, everything that can be."""
-    named = None if shards is None else check_names("shards", shards)
+    named = None if shards is None else check_shard_ids(shards)
     base = newest_base()
     location, busy = base.location, dict[str, str]()
     if flush is not None:

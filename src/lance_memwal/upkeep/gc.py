@@ -1,33 +1,33 @@
 """Garbage collection: propose, verify, delete.
 
-Owns `Collector`. It deletes only what the newest manifest and the newest base version prove dead, in three phases:
-propose (one listing per shard), verify (`upkeep.verify` finds no fault, and manifest and base, read again, still prove
+Owns `Collector`. It deletes only objects that the newest manifest and the newest base version prove dead, in three phases:
+propose (one listing per shard), verify (`upkeep.verify` reports no problem, and manifest and base, read again, still prove
 it), delete. Invariants:
 
-1. No sentinel is ever deleted, nor is the newest entry: a writer that slept through its successor's claim finds the
-   sentinel at its next position, however much was collected (one tiny object per takeover stays).
-2. The newest entry that carries a whole transaction map stays, and so does everything above it, whatever it carries: no
-   repeat is taken for new, and no slot is emptied into which a late append could put a transaction that would count.
-3. An entry goes only if it is at or below the replay cursor; entries go in ascending order, so that a crash leaves the
-   end of the log contiguous.
-4. An SSTable goes only if nobody needs it any more (`lance_memwal.sstable.catch_up`), and no manifest lists it that a
-   reader may use; what was listed only for an index is trimmed first. A directory that was never listed goes only if its
-   generation is below `current_generation`: otherwise a sleeping writer could still publish it. So do empty directories,
-   where a store has any.
-5. Everything waits for the grace period after it became unneeded. The witness is a manifest version that is older than
-   the grace period and proves it already; that version is kept.
-6. The hint is written before manifest versions are deleted, the oldest first; the newest few stay, and what stays has no
-   gap: from the hint on other implementations look for newer versions one after the other, and take a gap for the end.
-7. What somebody pins stays (`lance_memwal.upkeep.pins`), whatever else proves it dead. What may go is announced, the pins
-   are read once more, and then the floor of the shard is raised to what nobody pins, before the first delete: whoever pins
-   meanwhile sees the announcement, and nobody who pinned before is passed.
-8. The rows of a bulk write stay as long as an entry at the position of its mark would: a consumer reads them there. One that
-   was silent for longer than it may be is told so by a record, and then passed.
-9. A roll-up goes when no generation of its range is listed any more, or when its footer cannot be read, so that it can be
-   made again: nobody needs it, so that nobody can pin it.
-10. A shard that verify faults is refused whole; quarantined bytes are never touched.
+1. GC never deletes a sentinel. A stalled writer finds the sentinel of its successor at its next position. One small object
+   per takeover stays.
+2. GC never deletes the newest entry of a log. An append may follow one entry that no manifest check has confirmed (append R8):
+   if that position was emptied, the newest entry makes the create above it fail.
+3. GC keeps the newest entry with a whole transaction map, and every entry above it. Otherwise a retry could look like a new
+   write, or a late append could put a transaction that counts into an emptied position.
+4. GC deletes an entry only if it is at or below the replay cursor. It deletes entries in ascending order, so that a crash leaves
+   no gap at the end of the log.
+5. GC deletes an SSTable only if no index needs it (`lance_memwal.sstable.catch_up`) and no manifest lists it that a reader may
+   use. SSTables that are listed only for an index are trimmed first. A directory that was never listed is deleted only if its
+   generation is below `current_generation`: otherwise a stalled writer could still publish it. The same holds for empty
+   directories.
+6. Every object waits for the grace period after it became unneeded. The witness is a manifest version that is older than the
+   grace period and already proves the object dead. The witness is kept.
+7. GC writes the hint before it deletes manifest versions, the oldest first. It keeps the newest few, without a gap: other
+   implementations read versions from the hint upwards and take a gap for the end.
+8. GC keeps pinned objects (`lance_memwal.upkeep.pins`). It announces its proposals, reads the pins again, and raises the GC floor
+   of the shard to the unpinned part before the first delete. A process that pins after the second read sees the announcement.
+9. GC keeps the rows of a bulk write as long as it would keep an entry at the position of the bulk marker: consumers read the rows
+   there. A record expires a consumer that was idle for too long; GC then ignores its pin.
+10. GC deletes objects in `memwal_rollups/` after the grace period. Development versions wrote them; no reader opens them.
+11. GC refuses a shard as a whole if verify reports a problem. It never deletes quarantined bytes.
 
-A crash between any two deletes leaves a state from which the same rules go on.
+After a crash between two deletes, the next run continues by the same rules.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ from lance_memwal.log.manifest_codec import encode_hint
 from lance_memwal.log.shards import list_shards
 from lance_memwal.process.telemetry import active
 from lance_memwal.sstable.catch_up import CatchUp
-from lance_memwal.sstable.roll_up import is_torn
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
@@ -63,8 +62,6 @@ from lance_memwal.upkeep.consumer_records import expire
 from lance_memwal.upkeep.pins import Pins, read_pins
 from lance_memwal.upkeep.reports import CollectedObject, GcReport, Problem
 from lance_memwal.upkeep.verify import ShardFindings, inspect_shard
-
-__all__ = ["Collector"]
 
 _LOG = logging.getLogger(__name__)
 _KEPT_MANIFESTS = 3
@@ -237,17 +234,14 @@ class Collector:
         yield from self._sstables(shard, grace_ms)
         yield from self._manifests(shard, grace_ms)
         yield from self._deletes(shard, grace_ms)
-        yield from self._roll_ups(shard, shard.witness, grace_ms)
+        yield from self._roll_ups(shard, grace_ms)
 
-    def _roll_ups(self, shard: _Shard, witness: ShardManifest, grace_ms: int) -> Iterator[CollectedObject]:
+    def _roll_ups(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
+        """Copies of generations that development versions wrote; other names in their directory stay."""
         oldest_ms = self._clock.now_ms() - grace_ms
         for item in shard.below(paths.roll_up_dir(shard.shard_id)):
-            if item.modified_ms > oldest_ms or paths.parse_roll_up_name(item.path.rpartition("/")[2]) is None:
-                continue
-            if all(_is_over(item.path, known) for known in (shard.newest, witness)):
+            if item.modified_ms <= oldest_ms and paths.is_roll_up_name(item.path.rpartition("/")[2]):
                 yield CollectedObject(item.path, item.size_bytes, "rollup")
-            elif is_torn(self._location, item.path):
-                yield CollectedObject(item.path, item.size_bytes, "torn")
 
     def _deletes(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
         """Deletes that were remembered for as long as the table says."""
@@ -264,7 +258,7 @@ class Collector:
             return
         cursor = min(shard.witness.replay_after_wal_entry_position, shard.newest.replay_after_wal_entry_position)
         newest = max(entries)
-        with_map = max((position for position, info in entries.items() if info.has_map), default=newest)
+        with_map = max((position for position, info in entries.items() if info.has_map), default=newest)  # <= newest
         for position in sorted(entries):
             info = entries[position]
             stays = info.is_sentinel or not info.readable or position >= with_map
@@ -419,18 +413,10 @@ def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, thr
         listed = any(sstable.path == name for sstable in newest.sstables)
         compacted = item.kind == "orphan" or (generation is not None and generation <= through)
         return not listed and compacted
-    if item.kind == "rollup":
-        return _is_over(item.path, newest)
-    if item.kind in ("deletes", "torn"):
-        return True  # its age alone decides, which only grows, or its bytes, which do not change
+    if item.kind in ("deletes", "rollup"):
+        return True  # its age alone decides, which only grows
     version = paths.parse_manifest_name(item.path.rpartition("/")[2])
     return version is not None and version < newest.version
-
-
-def _is_over(path: str, manifest: ShardManifest) -> bool:
-    """Whether `path` is a roll-up, and the manifest lists no generation of its range."""
-    span = paths.parse_roll_up_name(path.rpartition("/")[2])
-    return span is not None and not any(span[0] <= sstable.generation <= span[1] for sstable in manifest.sstables)
 
 
 def _manifest_version(shard_id: str, path: str) -> int | None:

@@ -25,8 +25,6 @@ from lance_memwal.memtable.index.vectors import is_searchable
 from lance_memwal.sstable.maintained import choose_maintained, maintained_names, with_names
 from lance_memwal.sstable.mirrors import index_names, mirrored_specs
 
-__all__ = ["IndexInfo", "IndexRequest", "create_index", "drop_index", "list_indexes"]
-
 _VECTOR_TYPES = ("IVF_FLAT", "IVF_PQ", "IVF_SQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_PQ", "IVF_HNSW_SQ")
 _SCALAR_TYPES = ("BTREE", "BITMAP", "LABEL_LIST", "INVERTED", "NGRAM", "ZONEMAP", "BLOOMFILTER", "RTREE")
 _OTHER_NAMES = {"FTS": "INVERTED", "HNSW": "IVF_HNSW_SQ"}

@@ -1,8 +1,7 @@
 """One call that keeps a table healthy: every step that somebody would otherwise schedule, in the order that makes sense.
 
 Owns `Maintenance`. The steps: logs without a live writer become SSTables, SSTables become base rows, indexes take these in,
-small base files become one, old versions go, what nobody needs is collected, and if many generations are left, they are
-rolled up (RFC 0031). Invariants:
+small base files become one, old versions go, and what nobody needs is collected. Invariants:
 
 1. No step changes what a read of the table shows, and none fences a living writer: only logs are claimed that are older
    than twice the age at which a live writer flushes by itself.
@@ -22,12 +21,12 @@ from datetime import timedelta
 from typing import Literal, TypeAlias
 
 from lance_memwal.arguments import check_callable, check_choice, check_flag, check_instance, check_seconds
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import RETRY, SYSTEM_CLOCK, Clock
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import Compactor
 from lance_memwal.compact.trim import trim_all
 from lance_memwal.config import DEFAULT_MEMTABLE_AGE_MS, WriterConfig
-from lance_memwal.errors import InvalidInputError, MemWalError
+from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import let_survive
 from lance_memwal.lance.identity import TableWatch
@@ -40,23 +39,17 @@ from lance_memwal.lance.optimize import (
     remove_versions,
     rewrite_files,
 )
-from lance_memwal.log.shards import newest_manifests
-from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.sstable.maintained import with_names
-from lance_memwal.sstable.rolling import roll_up
+from lance_memwal.store.sequenced import FEW_TRIES
 from lance_memwal.upkeep.checkpoint_records import tidy_checkpoints
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.pins import read_pins
 from lance_memwal.upkeep.reports import FlushReport, GcReport, MaintenanceReport
 from lance_memwal.upkeep.tails import ShardOpener, flush_tails
 
-__all__ = ["DEFAULT_VERSIONS", "IndexUpkeep", "Maintenance", "check_maintenance", "claimable_after_seconds"]
-
 _LOG = logging.getLogger(__name__)
-_TRIES = 4
-_BACK_OFF = BackOff(0.05, 1.0)
 _MANY_PARTS = 8  # of an index: every search asks all of them
-_STEPS = 7
+_STEPS = 6
 DEFAULT_VERSIONS = timedelta(days=14)  # as Lance's own clean-up
 IndexUpkeep: TypeAlias = Literal["catch_up", "defer"]
 
@@ -122,8 +115,6 @@ class Maintenance:
         self._did(5)
         garbage = self._collect(grace_seconds)
         self._did(6)
-        rolled_up = self._roll_up()
-        self._did(7)
         return MaintenanceReport(
             flushed=flushed,
             compaction=compaction,
@@ -131,7 +122,6 @@ class Maintenance:
             files_removed=files.removed,
             files_added=files.added,
             versions_removed=removed,
-            roll_ups=rolled_up,
             garbage=garbage,
             postponed=self._postponed,
             seconds=self._clock.monotonic() - started,
@@ -155,18 +145,18 @@ class Maintenance:
     def _bring_up(self, *, merge: bool) -> bool:
         """Bring the indexes up to date; False if others were faster every time."""
         base = with_names(self._watch.look(), self._clock)
-        for attempt in range(_TRIES):
+        for attempt in range(FEW_TRIES):
             is_many = max(index_parts(base).values(), default=0) >= _MANY_PARTS
             base, made = optimize_indexes(base, merge=merge or is_many)
             if made:
                 return True
-            _BACK_OFF.wait(self._clock, attempt)
+            RETRY.wait(self._clock, attempt)
         self._postpone("indexes")
         return False
 
     def _rewrite(self, *, merge: bool) -> Rewritten:
         """Make one file of many small ones."""
-        for attempt in range(_TRIES):
+        for attempt in range(FEW_TRIES):
             if not crowded(self._watch.look().manifest.fragments()):
                 return Rewritten()
             if merge and not self._bring_up(merge=True):
@@ -177,7 +167,7 @@ class Maintenance:
                 if merge:
                     self._bring_up(merge=False)  # which records anew how far they are
                 return done
-            _BACK_OFF.wait(self._clock, attempt)
+            RETRY.wait(self._clock, attempt)
         self._postpone("base files")
         return Rewritten()
 
@@ -192,20 +182,10 @@ class Maintenance:
         collector = Collector(self._location, self._watch.look, self._clock)
         return collector.run(grace_seconds=grace_seconds, progress=self._progress)
 
-    def _roll_up(self) -> int:
-        """Roll up what compaction left of shards with many generations (RFC 0031); how many roll-ups were made."""
-        base = self._watch.look()
-        made, marks = 0, CatchUp.of(base).compacted
-        for manifest in newest_manifests(self._location):
-            above = marks.get(manifest.shard_id, 0)
-            try:
-                made += len(roll_up(self._location, manifest, base.columns, above=above, look=self._watch.look))
-            except MemWalError as error:  # collected meanwhile, or a damaged generation: nothing depends on a roll-up
-                self._postponed["roll-ups"] = f"shard {manifest.shard_id}: {error}"
-        return made
-
     def _postpone(self, step: str) -> None:
-        self._postponed[step] = f"others changed the base table during {_TRIES} attempts; the next maintenance does it"
+        self._postponed[step] = (
+            f"others changed the base table during {FEW_TRIES} attempts; the next maintenance does it"
+        )
         _LOG.info("postponed [table=%s, step=%s]", self._location.describe(), step)
 
     def _index_ids(self) -> dict[str, frozenset[str]]:

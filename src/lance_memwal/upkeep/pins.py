@@ -28,8 +28,6 @@ from lance_memwal.read.snapshot import Snapshot, SnapshotShard
 from lance_memwal.upkeep.checkpoint_records import read_checkpoints
 from lance_memwal.upkeep.consumer_records import ConsumerFloors, read_consumers
 
-__all__ = ["Pins", "ShardPins", "is_pinned", "pinned_versions", "read_pins"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -1,54 +1,59 @@
-"""Repair: what can be put right without a person, and nothing else.
+"""Repair: what can be put right without a person, and what a person decided.
 
 Owns `repair_table`. Invariants:
 
 1. Only structural damage is mended (a cut stream, a wrong checksum, an empty file), seen in several reads. What is whole
    but not understood is reported, never touched: it may hold rows that another version acknowledged.
-2. Nothing is deleted but roll-ups whose own checksums do not hold (V-14): they are copies. The bytes of a torn entry are first
-   copied aside and read back; then a mark-only entry takes their place in one atomic replacement. A freed position below
-   a living writer would defeat the next sentinel.
+2. Nothing is deleted. The bytes of a torn entry are first copied aside and read back. Then a mark-only entry takes their place
+   in one atomic replacement: a freed position below a live writer would defeat the next sentinel.
 3. Only the last entry of a log is replaced without being asked to: one that is damaged further down may hold acknowledged
    rows. A person may accept that loss. Then it is replaced in the same way, what is given up is written down beside its
    bytes, and the mark has the epoch of the entries above it: a higher one would make them stale. It is refused where the
    entries that remain could not be replayed, since their generations would skip a number.
 4. A MemWAL index that was lost (base overwritten or restored, index dropped) is brought back as the newest version of the
    base table had it, with marks that hold for the base as it is: those of before if only the index was dropped, those
-   of the restored state after a restore. If rows are missing then, a person decides, and without a decision the index
-   stays away. An overwritten base keeps the old marks unless its compacted rows are asked for: whoever overwrote it
-   meant them, too. It is refused where the columns no longer fit by name, id and type.
-5. A dry run writes nothing and says what would be done.
+   of the restored state after a restore. If rows are missing then, the index stays away until a person accepts the loss
+   (`restored="keep_base"`) or restores a later version. An overwritten base table keeps the old marks: the overwrite
+   meant the compacted rows, too. It is refused where the columns no longer fit by name, id and type.
+5. `restored="keep_base"` records generations that no shard lists and that the base table lost as compacted. Reads, compaction
+   and GC then take the base table as it is. Listed generations stay fresh. The rows can also come back without a repair: Lance
+   keeps the newer base versions, and restoring one of them ends the state.
+6. Which column a reused field id means (RFC 0036) is decided by a person, with `reused_ids`. The decision is stored among the
+   writer settings of the table. It holds for rows of base versions up to the one at which it was made, and only where no kept
+   version decides.
+7. A dry run writes nothing and says what would be done.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ConflictError, CorruptDataError, MemWalError, UnavailableError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.column_past import RULINGS_KEY, Ruling, rulings_of
+from lance_memwal.lance.commit import mark
 from lance_memwal.lance.details import MemWalDetails
-from lance_memwal.lance.marks import counted
+from lance_memwal.lance.live_details import change_details
+from lance_memwal.lance.marks import compacted, counted
 from lance_memwal.lance.mem_wal_index import commit_entry
-from lance_memwal.lance.restored import held_marks
+from lance_memwal.lance.restored import REMEDY, given_up, held_marks
 from lance_memwal.log.entry import decode_entry, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.reading import list_positions, shard_transactions
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.reading import list_positions, read_transactions
+from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.tail import may_follow
-from lance_memwal.sstable.roll_up import forget_roll_up
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
+from lance_memwal.store.sequenced import attempts
 from lance_memwal.types import ShardManifest
-from lance_memwal.upkeep.after_restore import Restored, settle_lost, settle_restored
 from lance_memwal.upkeep.reports import Problem, RepairAction, RepairReport
 from lance_memwal.upkeep.verify import EntryInfo, ShardFindings, damaged_newest, inspect_base, inspect_shard
-from lance_memwal.upkeep.verify_roll_ups import damaged_roll_ups, without_directory
-
-__all__ = ["repair_table"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,21 +63,25 @@ def repair_table(
     newest_base: Callable[[], BaseTable],
     *,
     dry_run: bool = True,
-    restored: Restored | None = None,
+    restored: Literal["keep_base"] | None = None,
+    reused_ids: Literal["values", "null"] | None = None,
     accept_loss: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RepairReport:
-    """Put right what can be: lost MemWAL index, restored base, torn last entries. Reports what it did and what is left.
+    """Repair a lost MemWAL index, a restored base table, truncated last entries and undecided columns, as far as allowed.
 
-    With `accept_loss` entries that are damaged further down are given up, too.
+    Returns what was done and which problems remain. With `accept_loss` entries that are damaged further down are given up, too.
     """
     actions: list[RepairAction] = []
     shards = list_shards(location)
     is_newest = damaged_newest(newest_base()) is None  # nothing is decided by an older version than the table's own
     if shards and is_newest and newest_base().details is None:
-        actions += _bring_index_back(newest_base(), restored, clock, dry_run=dry_run)
+        actions += _bring_index_back(newest_base(), clock, keep_base=restored is not None, dry_run=dry_run)
     if restored is not None and is_newest:
-        actions += settle_restored(location, newest_base, restored, clock, dry_run=dry_run)
+        actions += settle_restored(location, newest_base, dry_run=dry_run)
+    if reused_ids is not None and is_newest:
+        found = [inspect_shard(location, shard_id, newest_base, clock=clock).undecided for shard_id in shards]
+        actions += decide_reused_ids(newest_base, set().union(*found), reused_ids == "values", clock, dry_run=dry_run)
     problems: list[Problem] = []
     for shard_id in shards:
         findings = inspect_shard(location, shard_id, newest_base, clock=clock)
@@ -83,24 +92,7 @@ def repair_table(
         if any(action.done for action in mended):
             findings = inspect_shard(location, shard_id, newest_base, clock=clock)
         problems += findings.problems
-        if findings.manifest is not None:
-            try:
-                actions += _remove_roll_ups(location, shard_id, dry_run=dry_run)
-            except CorruptDataError as error:
-                problems.append(without_directory(shard_id, error))
     return RepairReport(dry_run, tuple(actions), inspect_base(newest_base(), shards) + problems)
-
-
-def _remove_roll_ups(location: Location, shard_id: str, *, dry_run: bool) -> list[RepairAction]:
-    """Remove the damaged roll-ups of a shard: a flush or a maintenance makes them again."""
-    actions = []
-    for path, what in damaged_roll_ups(location, shard_id).items():
-        if not dry_run:
-            location.store.delete(path)
-            forget_roll_up(location, path)
-            _LOG.warning("removed a damaged roll-up [path=%s]: %s", path, what)
-        actions.append(RepairAction(path, f"{what}: remove it, nothing but a copy is lost", done=not dry_run))
-    return actions
 
 
 # ------------------------------------------------------------------------------------------------------ a torn entry
@@ -154,12 +146,11 @@ def _put_mark(
     shard_id = manifest.shard_id
     path = paths.wal_entry_path(shard_id, position)
     below = [p for p in list_positions(location, shard_id) if p < position]
-    known = shard_transactions(location, manifest, below, tag=tag)
+    known = read_transactions(location, manifest, below, tag=tag)
     latest = ShardManifestStore(location, shard_id).read_latest()
     if latest is None or latest.writer_epoch != manifest.writer_epoch or location.store.get(path) != torn:
         raise ConflictError(f"shard {shard_id} was taken over while it was repaired; run verify again")
-    mark = known.mark(table=tag)._replace(delta=None)  # its epoch may be that of an earlier release (RFC 0033)
-    location.store.put(path, encode_mark(epoch, mark), sync=True)
+    location.store.put(path, encode_mark(epoch, known.mark(table=tag)), sync=True)
     decode_entry(location.store.get(path), position, path=path)
 
 
@@ -239,7 +230,7 @@ def _why_not_replayed(manifest: ShardManifest, entries: Mapping[int, EntryInfo])
 # --------------------------------------------------------------------------------------------------- a lost index
 
 
-def _bring_index_back(base: BaseTable, restored: Restored | None, clock: Clock, *, dry_run: bool) -> list[RepairAction]:
+def _bring_index_back(base: BaseTable, clock: Clock, *, keep_base: bool, dry_run: bool) -> list[RepairAction]:
     where = base.location.describe()
     old = _last_with_index(base)
     if old is None or old.details is None:
@@ -248,7 +239,7 @@ def _bring_index_back(base: BaseTable, restored: Restored | None, clock: Clock, 
     misfit = _misfit(old, base)
     if misfit is not None:
         return [RepairAction(where, f"the rows of the shards do not fit the new base table: {misfit}")]
-    actions, details = _details_that_hold(base, old, old.details, restored, clock, dry_run=dry_run)
+    actions, details = _details_that_hold(base, old, old.details, keep_base=keep_base, dry_run=dry_run)
     if details is None:
         return actions
     what = f"bring back the MemWAL index of base version {old.version}, and with it the rows of the shards"
@@ -260,14 +251,13 @@ def _bring_index_back(base: BaseTable, restored: Restored | None, clock: Clock, 
 
 
 def _details_that_hold(
-    base: BaseTable, old: BaseTable, details: MemWalDetails, restored: Restored | None, clock: Clock, *, dry_run: bool
+    base: BaseTable, old: BaseTable, details: MemWalDetails, *, keep_base: bool, dry_run: bool
 ) -> tuple[list[RepairAction], MemWalDetails | None]:
     """The `details` of the older version with marks that are true of `base`; None if a person must decide first."""
     held = held_marks(base.location, base.version)
-    was_overwritten = held.version > old.version
-    if held.version == old.version or (was_overwritten and restored != "bring_back"):
+    if held.version >= old.version:  # above it, the version that overwrote the table
         return [], details
-    actions, marks = settle_lost(base.location, base, held.marks, restored, clock, dry_run=dry_run)
+    actions, marks = settle_lost(base.location, held.marks, keep_base=keep_base, dry_run=dry_run)
     if marks is None:
         return actions, None
     compacted = counted(old, marks) if base.primary_key else dict(marks)
@@ -307,3 +297,97 @@ def _misfit(old: BaseTable, new: BaseTable) -> str | None:
         if number in reused:
             return f"column {reused[number]!r} has the field id that {name!r} had"
     return None
+
+
+# ------------------------------------------------------------------------------------------------------ after restore
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Generations of one shard that neither the shard nor the base table has."""
+
+    manifest: ShardManifest
+    missing: range
+
+    def action(self, what: str, *, done: bool = False) -> RepairAction:
+        where = paths.manifest_path(self.manifest.shard_id, self.manifest.version)
+        return RepairAction(where, what.format(generations=list(self.missing)), done=done)
+
+
+def settle_restored(location: Location, newest_base: Callable[[], BaseTable], *, dry_run: bool) -> list[RepairAction]:
+    """Accept that rows are missing because the base table was restored; returns no actions if none are missing."""
+    for _ in attempts(f"the table at {location.describe()}"):
+        manifests = list(newest_manifests(location))
+        base = newest_base()  # read after the manifests, so that a compaction in between is not taken for a restore
+        gaps = [] if base.details is None else _gaps(manifests, compacted(base))
+        try:
+            if gaps and not dry_run:
+                marks = _accepted(gaps)
+                mark(base, counted(base, marks) if base.primary_key else marks)
+                _LOG.warning("accepted a restored base table [table=%s]", base.location.describe())
+            return _keep_base(gaps, dry_run=dry_run)
+        except ConflictError as error:
+            _LOG.info("the table changed during a repair, retrying: %s", error)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def settle_lost(
+    location: Location, marks: Mapping[str, int], *, keep_base: bool, dry_run: bool
+) -> tuple[list[RepairAction], Mapping[str, int] | None]:
+    """Decide about rows that a base table without MemWAL index, which has the rows up to `marks`, has lost.
+
+    Returns the actions, and the marks for the index to bring back; None if the index must stay away.
+    """
+    gaps = _gaps(newest_manifests(location), marks)
+    if gaps and not keep_base:
+        what = "the base table was restored to a state without the rows of generations {generations}: " + REMEDY
+        return [gap.action(what) for gap in gaps], None
+    return _keep_base(gaps, dry_run=dry_run), {**marks, **_accepted(gaps)}
+
+
+def _gaps(manifests: Iterable[ShardManifest], marks: Mapping[str, int]) -> list[_Gap]:
+    found = [_Gap(manifest, given_up(manifest, marks.get(manifest.shard_id, 0))) for manifest in manifests]
+    return [gap for gap in found if gap.missing]
+
+
+def _accepted(gaps: list[_Gap]) -> dict[str, int]:
+    return {gap.manifest.shard_id: gap.missing[-1] for gap in gaps}
+
+
+def _keep_base(gaps: list[_Gap], *, dry_run: bool) -> list[RepairAction]:
+    what = "keep the base table as it is: rows that generations {generations} added to later versions of it are lost"
+    return [gap.action(what, done=not dry_run) for gap in gaps]
+
+
+# --------------------------------------------------------------------------------------------------------- reused ids
+
+
+def decide_reused_ids(
+    newest_base: Callable[[], BaseTable],
+    undecided: Collection[tuple[int, str]],
+    keeps_values: bool,
+    clock: Clock,
+    *,
+    dry_run: bool,
+) -> list[RepairAction]:
+    """Decide for undecided columns (field id and stored name) whether their values are shown, or read as null."""
+    base = newest_base()
+    rulings = [Ruling(number, name, base.version, keeps_values) for number, name in sorted(undecided)]
+
+    def decided(newest: BaseTable) -> MemWalDetails:
+        settings = newest.need_details().writer_config_defaults
+        known = [r for r in rulings_of(settings.get(RULINGS_KEY)) if (r.id, r.name) not in undecided]
+        return replace(
+            newest.need_details(), writer_config_defaults={**settings, RULINGS_KEY: json.dumps([*known, *rulings])}
+        )
+
+    if rulings and not dry_run:
+        change_details(newest_base, decided, clock)
+        _LOG.warning("decided about reused field ids [table=%s, columns=%d]", base.location.describe(), len(rulings))
+    what = (
+        "are shown in the column that has it today" if keeps_values else "are read as null, and compaction drops them"
+    )
+    return [
+        RepairAction(base.location.describe(), f"values of {r.name!r} (field id {r.id}) {what}", done=not dry_run)
+        for r in rulings
+    ]

@@ -12,23 +12,6 @@ from lance_memwal.rows.notebook import html_of_report
 from lance_memwal.store.metering import CallStats
 from lance_memwal.types import ShardStatus
 
-__all__ = [
-    "CollectedObject",
-    "FlushReport",
-    "FlushedShard",
-    "GcReport",
-    "GenerationStats",
-    "MaintenanceReport",
-    "Problem",
-    "RepairAction",
-    "RepairReport",
-    "SettleReport",
-    "ShardInfo",
-    "ShardStats",
-    "TableStats",
-    "VerifyReport",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -97,7 +80,7 @@ class GcReport:
         return sum(item.size_bytes for item in self.objects)
 
     def count(self, kind: str) -> int:
-        """Objects of one kind: entry, sstable, orphan, manifest, deletes, rollup, torn (a roll-up), staging."""
+        """Objects of one kind: entry, sstable, orphan, manifest, deletes, rollup, staging."""
         return sum(item.kind == kind for item in self.objects)
 
     def _repr_html_(self) -> str:
@@ -158,8 +141,7 @@ class FlushReport:
 class MaintenanceReport:
     """One call of `Table.maintain`: what every step did.
 
-    `indexes` are those that got new parts, or fewer; `roll_ups` counts those that were made. `postponed` says which steps
-    others kept from being done, and why.
+    `indexes` are those that got new parts, or fewer. `postponed` says which steps others kept from being done, and why.
     """
 
     flushed: FlushReport
@@ -169,25 +151,13 @@ class MaintenanceReport:
     files_removed: int = 0
     files_added: int = 0
     versions_removed: int = 0
-    roll_ups: int = 0
     postponed: dict[str, str] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class SettleReport:
-    """One call of `Table.settle`. `left` says which shards still have fresh rows, and why; none if it converged."""
-
-    converged: bool
-    rounds: int = 0
-    generations: int = 0
-    left: dict[str, str] = field(default_factory=dict)
-    seconds: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One shard as storage shows it: its owner's epoch, what is flushed, and what is only in the log."""
+    """One shard as storage shows it: its owner's epoch, its SSTables, their `bytes` on storage, and the length of its tail."""
 
     shard_id: str
     epoch: int
@@ -203,13 +173,15 @@ class GenerationStats:
     """One generation of a shard above the base table, or still listed beside it.
 
     `tier` is "memtable" (the newest that is not flushed), "frozen" (older, not flushed yet), "sstable", or "compacted" (the
-    base table has its rows, and something still needs the SSTable). Rows are before newest-wins; None: nobody wrote it down.
+    base table has its rows, and something still needs the SSTable). Rows are before newest-wins. `size_bytes` are bytes on
+    storage, None for a memtable. `in_memory_bytes` are those of the rows in memory. None: not recorded.
     """
 
     generation: int
     tier: str
     rows: int | None
     size_bytes: int | None = None
+    in_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +190,7 @@ class ShardStats:
 
     `wal_first` and `wal_tip` are the lowest and the highest position in its log, 0 if it is empty; `written_ms` is when the
     highest was written, `lag_since_ms` when the oldest one that no SSTable holds yet. `generations` ascend; those that are not
-    flushed are among them only if live rows were asked for.
+    flushed are among them only if live rows were asked for. All sizes are bytes on storage, from one listing of the shard.
     """
 
     shard_id: str
@@ -308,7 +280,7 @@ class TableStats:
 
     @property
     def uncompacted_bytes(self) -> int:
-        """Bytes of those SSTables in memory."""
+        """Bytes of those SSTables on storage."""
         return self._sum("uncompacted_bytes")
 
     @property

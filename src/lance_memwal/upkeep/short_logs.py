@@ -7,8 +7,7 @@ Owns `LogLimits`, `LogLength` and `ShortLogs`. Invariants:
    the threads of background work, fails no commit, and is tried again after the next one.
 3. A log is bounded: one that is four times as long as its limit, because the background is behind, is flushed before the
    commit returns.
-4. Generations that are not compacted are rolled up (RFC 0031) beside that.
-5. Flushes have a sink of their own, so that they hold up no append: appends meet the seal and read it. Memory holds the rows
+4. Flushes have a sink of their own, so that they hold up no append: appends meet the seal and read it. Memory holds the rows
    of at most four generations.
 """
 
@@ -21,19 +20,17 @@ from dataclasses import dataclass
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.compact.policy import Background, CompactionPolicy
-from lance_memwal.config import DEFAULT_MEMTABLE_AGE_MS
+from lance_memwal.config import DEFAULT_MEMTABLE_AGE_MS, WriterConfig
 from lance_memwal.errors import TableReplacedError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.background import Task, is_ending
 from lance_memwal.store.location import Location
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender, ShardTail
-from lance_memwal.write.rolling_up import RollingUp
-
-__all__ = ["UNKNOWN_LENGTH", "LogLength", "LogLimits", "ShortLogs"]
 
 _LOG = logging.getLogger(__name__)
 _FLUSHES_AT_ONCE = 4
+_MAX_LOG_BYTES = 64 << 20
 _TOO_LONG = 4
 _RETRY_SECONDS = 30.0
 _CHECK_SECONDS = 30.0
@@ -41,16 +38,24 @@ _CHECK_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLimits:
-    """When a log is flushed: by entries, bytes and age; when generations are compacted, and the table maintained.
+    """When a log is flushed (by entries, bytes and age), generations are compacted and the table is maintained.
 
-    0 switches one of them off. A log that is four times as long or large does not wait for the background.
+    0 switches one limit off. A log of four times the entries or bytes is flushed before the commit returns.
     """
 
     entries: int = 64
-    size_bytes: int = 64 << 20
+    size_bytes: int = _MAX_LOG_BYTES
     age_seconds: float = DEFAULT_MEMTABLE_AGE_MS / 1000
     generations: int = CompactionPolicy().max_generations
     maintain_seconds: float = 3600.0
+
+    @classmethod
+    def of(cls, config: WriterConfig) -> LogLimits:
+        """The limits for sinks of a table with these writer settings: its memtables may be smaller, not larger."""
+        return cls(
+            size_bytes=min(_MAX_LOG_BYTES, config.max_memtable_size),
+            age_seconds=(config.max_memtable_age_ms or 0) / 1000,
+        )
 
     def is_reached(self, length: LogLength, times: int = 1) -> bool:
         """Whether a log is so long, or so large, that it is flushed."""
@@ -108,7 +113,6 @@ class ShortLogs:
         self._policy = self._limits.policy()
         self._compaction = Background(self._policy, location, newest_base, self._shards_to_compact, clock)
         self._flushes, self._upkeep = Task("flush", clock), Task("compact", clock)
-        self._roll_ups = RollingUp(location, lambda: newest_base().columns, lambda: None, clock)
         self._started = False
 
     # ------------------------------------------------------------------------------------------------------- being told
@@ -162,8 +166,6 @@ class ShortLogs:
             else:
                 self._lengths.setdefault(shard_id, UNKNOWN_LENGTH)
                 self._since.setdefault(shard_id, self._clock.monotonic())
-        if done and self._started:
-            self._roll_ups.published(shard_id, flushes)  # others publish, too, and look when it is their turn
         return done
 
     def _sink(self) -> Sink:
@@ -206,7 +208,7 @@ class ShortLogs:
 
     @property
     def _tasks(self) -> tuple[Task, ...]:
-        return self._roll_ups.task, self._flushes, self._upkeep
+        return self._flushes, self._upkeep
 
     def join(self) -> None:
         """Return when nothing runs any more, at most a minute later."""

@@ -5,26 +5,26 @@ Owns what is counted and told of shards. Invariant: it reads only, and every num
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.compact.policy import CompactionPolicy, due_of
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.reading import list_positions, shard_transactions, tail_positions
-from lance_memwal.log.shards import list_shards, newest_manifests
+from lance_memwal.log.reading import list_positions, read_transactions
+from lance_memwal.log.shards import list_shards, newest_manifests, sstable_sizes
+from lance_memwal.log.transactions import is_own
 from lance_memwal.process.cache import CACHE
 from lance_memwal.read.count import live_rows_of
 from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
+from lance_memwal.store.port import ObjectMeta
 from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.consumer_records import read_consumers
 from lance_memwal.upkeep.reports import ConsumerInfo, GcReport, GenerationStats, ShardInfo, ShardStats, TableStats
-
-__all__ = ["collect_stats", "consumer_infos", "newest_transactions", "shard_infos"]
 
 _SHARDS_AT_ONCE = 16
 
@@ -82,9 +82,11 @@ def _all_shards(
 
 
 def shard_infos(location: Location) -> list[ShardInfo]:
-    """Every shard as storage shows it."""
+    """Every shard as storage shows it: a manifest and one listing per shard."""
     infos = []
     for manifest in newest_manifests(location):
+        objects = location.store.list(paths.shard_dir(manifest.shard_id))
+        sizes, tail = sstable_sizes(manifest.shard_id, objects), _log_of(manifest.shard_id, objects)
         infos.append(
             ShardInfo(
                 manifest.shard_id,
@@ -92,8 +94,8 @@ def shard_infos(location: Location) -> list[ShardInfo]:
                 manifest.status,
                 tuple(sstable.generation for sstable in manifest.sstables),
                 manifest.current_generation,
-                len(tail_positions(location, manifest)),
-                sum(sstable.in_memory_bytes or 0 for sstable in manifest.sstables),
+                sum(position > manifest.replay_after_wal_entry_position for position in tail),
+                sum(sizes[sstable.path] for sstable in manifest.sstables),
             )
         )
     return infos
@@ -120,22 +122,37 @@ def consumer_infos(
 
 
 def newest_transactions(location: Location, tag: str | None) -> dict[str, dict[str, int]]:
-    """Per shard the newest version of every application that wrote with a transaction; `tag`: of the table."""
+    """Per shard, the newest version of every application; ids of lance-memwal itself are left out. `tag`: of the table."""
     found: dict[str, dict[str, int]] = {}
     for manifest in newest_manifests(location):
         positions = list_positions(location, manifest.shard_id)
-        known = shard_transactions(location, manifest, positions, tag=tag)
-        found[manifest.shard_id] = {app: item.version for app, item in known.whole().items()}
+        known = read_transactions(location, manifest, positions, tag=tag)
+        found[manifest.shard_id] = {app: item.version for app, item in known.whole().items() if not is_own(app)}
     return found
 
 
-def _generations(manifest: ShardManifest, mark: int, view: ShardView | None) -> tuple[GenerationStats, ...]:
+def _log_of(shard_id: str, objects: Iterable[ObjectMeta]) -> dict[int, ObjectMeta]:
+    """The entries of the shard's log, by position; `objects` are those of the shard."""
+    return {
+        position: item
+        for item in objects
+        if item.path.startswith(f"{paths.wal_dir(shard_id)}/")
+        and (position := paths.parse_entry_name(item.path.rpartition("/")[2])) is not None
+    }
+
+
+def _generations(
+    manifest: ShardManifest, mark: int, view: ShardView | None, sizes: Mapping[str, int]
+) -> tuple[GenerationStats, ...]:
     """Every generation that the manifest lists, and those of `view` that it does not list yet, ascending."""
     listed = [("compacted", s) for s in manifest.up_to(mark)] + [("sstable", s) for s in manifest.above(mark)]
-    found = [GenerationStats(s.generation, tier, s.physical_rows, s.in_memory_bytes) for tier, s in listed]
+    found = [
+        GenerationStats(s.generation, tier, s.physical_rows, sizes[s.path], s.in_memory_bytes) for tier, s in listed
+    ]
     memory = [] if view is None else [ref for ref in view.memory if ref.generation >= manifest.current_generation]
     for number, ref in enumerate(memory, 1):
-        found.append(GenerationStats(ref.generation, "memtable" if number == len(memory) else "frozen", ref.num_rows))
+        tier, held = "memtable" if number == len(memory) else "frozen", ref.memtable.size_bytes
+        found.append(GenerationStats(ref.generation, tier, ref.num_rows, in_memory_bytes=held))
     return tuple(found)
 
 
@@ -143,12 +160,7 @@ def _shard(location: Location, manifest: ShardManifest, mark: int, view: ShardVi
     shard_id = manifest.shard_id
     objects = location.store.list(paths.shard_dir(shard_id))
     cursor = manifest.replay_after_wal_entry_position
-    log = {
-        position: item
-        for item in objects
-        if item.path.startswith(f"{paths.wal_dir(shard_id)}/")
-        and (position := paths.parse_entry_name(item.path.rpartition("/")[2])) is not None
-    }
+    log, sizes = _log_of(shard_id, objects), sstable_sizes(shard_id, objects)
     lag = [item for position, item in log.items() if position > cursor]
     tip = max(log, default=0)
     pending = manifest.above(mark)
@@ -159,10 +171,10 @@ def _shard(location: Location, manifest: ShardManifest, mark: int, view: ShardVi
         compacted_generation=mark,
         sstables=len(manifest.sstables),
         sstable_rows=sum(sstable.physical_rows or 0 for sstable in manifest.sstables),
-        sstable_bytes=sum(sstable.in_memory_bytes or 0 for sstable in manifest.sstables),
+        sstable_bytes=sum(sizes[sstable.path] for sstable in manifest.sstables),
         uncompacted_generations=len(pending),
         uncompacted_rows=sum(sstable.physical_rows or 0 for sstable in pending),
-        uncompacted_bytes=sum(sstable.in_memory_bytes or 0 for sstable in pending),
+        uncompacted_bytes=sum(sizes[sstable.path] for sstable in pending),
         wal_entries=len(log),
         wal_bytes=sum(item.size_bytes for item in log.values()),
         wal_lag_entries=len(lag),
@@ -174,5 +186,5 @@ def _shard(location: Location, manifest: ShardManifest, mark: int, view: ShardVi
         wal_tip=tip,
         written_ms=log[tip].modified_ms if log else None,
         lag_since_ms=min((item.modified_ms for item in lag), default=None),
-        generations=_generations(manifest, mark, view),
+        generations=_generations(manifest, mark, view, sizes),
     )

@@ -12,12 +12,13 @@ behind keeps rows in its log only; somebody has to open it once so that they bec
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from lance_memwal.arguments import check_flag, check_names, check_seconds
+from lance_memwal.arguments import check_flag, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.errors import FencedError, MemWalError
+from lance_memwal.errors import FencedError, MemWalError, UndecidedColumnsError
 from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch, silent_seconds
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import read_tail, tail_positions
@@ -26,13 +27,11 @@ from lance_memwal.log.tail import unflushed
 from lance_memwal.memtable import live
 from lance_memwal.process.lazy import lazy
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest, ShardStatus
+from lance_memwal.types import ShardManifest, ShardStatus, check_shard_ids
 from lance_memwal.upkeep.reports import FlushedShard, FlushReport
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.presence import why_kept
-
-__all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone", "may_be_claimed"]
 
 
 class _OpenShard(Protocol):
@@ -47,7 +46,7 @@ def flush_tails(
     location: Location,
     open_shard: ShardOpener,
     *,
-    shards: Collection[str] | None = None,
+    shards: Collection[str | uuid.UUID] | None = None,
     idle_seconds: float = IDLE_SECONDS,
     force: bool = False,
     tag: str | None = None,
@@ -56,19 +55,22 @@ def flush_tails(
     """Publish the tail of every shard that nobody writes any more; says what was flushed and what was left alone."""
     check_seconds("idle_seconds", idle_seconds)
     check_flag("force", force)
-    shards = None if shards is None else check_names("shards", shards)
+    shards = None if shards is None else check_shard_ids(shards)
     joint, results = _JointShards(location, tag, clock), []
     for manifest in newest_manifests(location, list_shards(location, shards)):
         tail = _tail_with_rows(location, manifest, tag)
         if not tail:
             continue
         reason = _reason_to_skip(location, manifest, tail, clock, idle_seconds=idle_seconds, force=force)
-        if joint.flush(manifest):
-            results.append(_flushed(location, manifest))
-        elif reason is None:
-            results.append(_flush(location, manifest, open_shard))
-        else:
-            results.append(FlushedShard(manifest.shard_id, skipped=reason))
+        try:
+            if joint.flush(manifest):
+                results.append(_flushed(location, manifest))
+            elif reason is None:
+                results.append(_flush(location, manifest, open_shard))
+            else:
+                results.append(FlushedShard(manifest.shard_id, skipped=reason))
+        except UndecidedColumnsError as error:
+            results.append(FlushedShard(manifest.shard_id, skipped=str(error)))
     return FlushReport(tuple(results))
 
 

@@ -1,7 +1,8 @@
 """Verify: does everything on storage keep the invariants, and if not, where and what to do.
 
-Owns `inspect_shard` and `inspect_base`. It reads storage only, claims nothing and may run beside live writers, compactors
-and collectors: what looks wrong is looked at again, and counts only if nothing moved meanwhile. Invariants checked:
+Owns `inspect_shard`, `inspect_base`, `inspect_checkpoints` and `inspect_records`. It reads storage only, claims nothing and may
+run beside live writers, compactors and collectors: what looks wrong is checked again, and counts only if nothing moved
+concurrently. Invariants checked:
 
 V-1  A shard that holds anything has a manifest, and every retained version of it can be read. No link leads elsewhere.
 V-2  Over the retained versions epoch, replay cursor and `current_generation` never fall.
@@ -16,13 +17,14 @@ V-9  Nothing is marked as compacted that was not published.
 V-10 The entries of published generations are at or below the cursor (where only this implementation wrote).
 V-11 A table that has shards has a MemWAL index, and its base can be opened.
 V-12 Everything is understood by this version. What is not is not damaged: nothing but a newer version may touch it.
-
-V-13, about checkpoints, and V-15, about other records, are in `lance_memwal.upkeep.verify_checkpoints`; V-14, about roll-ups,
-in `lance_memwal.upkeep.verify_roll_ups`.
+V-13 Every active checkpoint can be read: its record, its base version and, per shard, its manifest, entries and SSTables.
+V-15 The record that counts of every consumer, and of the floor of every shard, can be read.
+V-16 For every column of unflushed and uncompacted rows it is known which column of the table it is. V-14 is not used any more.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,13 +35,22 @@ import numpy as np
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
+from lance_memwal.errors import (
+    CollectedError,
+    CorruptDataError,
+    InvalidInputError,
+    MemWalError,
+    ObjectNotFoundError,
+    TableReplacedError,
+    UnsupportedFormatError,
+)
 from lance_memwal.lance.base import BaseTable, find_no_file, lance_reading
 from lance_memwal.lance.damage import find_damage, version_names
 from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import REMEDY, given_up, is_restored
 from lance_memwal.log.entry import EntryDecoder
+from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.reading import list_positions
@@ -47,27 +58,21 @@ from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tail import may_follow
 from lance_memwal.log.transactions import is_whole
 from lance_memwal.log.understood import KnownColumns
+from lance_memwal.read.rebuilt import rebuild
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import key_array, one_array
+from lance_memwal.rows.past_columns import Undecided, undecided_text
 from lance_memwal.sstable.catch_up import CatchUp
+from lance_memwal.sstable.read import SsTableReader, open_sstable
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, ShardManifest, SsTable, WalEntry
+from lance_memwal.upkeep.checkpoint_records import checkpoint_names, checkpoint_record
+from lance_memwal.upkeep.consumer_records import consumer_names, consumer_record
 from lance_memwal.upkeep.reports import Problem, VerifyReport
-from lance_memwal.upkeep.verify_checkpoints import inspect_checkpoints, inspect_records
-from lance_memwal.upkeep.verify_roll_ups import inspect_roll_ups
 
-__all__ = [
-    "EntryInfo",
-    "ShardFindings",
-    "damaged_newest",
-    "inspect_base",
-    "inspect_shard",
-    "sstable_faults",
-    "verify_table",
-]
-
+_LOG = logging.getLogger(__name__)
 _LOOKS = 4
 _PAUSE_SECONDS = 0.05
 _RESTORE = "restore the object from a backup; if there is none, the rows in it are lost"
@@ -76,6 +81,10 @@ _NO_DIRECTORY = "move it away, and restore what belongs there from a backup; unt
 _CATCH_UP = (
     "its rows are in the base table, and only readers that ask an index of that alone miss them: bring the indexes up to "
     "date with Table.maintain"
+)
+_DECIDE = (
+    "run repair with reused_ids='values' if the column was renamed, or 'null' if it was dropped and another one was added; until "
+    "then reads show null, and no row is lost"
 )
 _UPGRADE = "read it with the version that wrote it, or a newer one; it is not damaged, and repair leaves it alone"
 
@@ -107,10 +116,16 @@ class ShardFindings:
     entries: dict[int, EntryInfo] = field(default_factory=dict)
     sstables: int = 0
     problems: list[Problem] = field(default_factory=list)
+    undecided: set[tuple[int, str]] = field(default_factory=set)
 
     def add(self, invariant: str, where: str, what: str, remedy: str, position: int | None = None) -> None:
         """Record one broken invariant."""
         self.problems.append(Problem(where, what, remedy, invariant, self.shard_id, position))
+
+    def add_undecided(self, where: str, undecided: Mapping[str, Undecided], position: int | None = None) -> None:
+        """Record columns of the table that may be others than the stored ones."""
+        self.undecided |= {item for stored in undecided.values() for item in stored}
+        self.add("V-16", where, undecided_text(undecided), _DECIDE, position)
 
 
 def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLOCK) -> VerifyReport:
@@ -124,7 +139,6 @@ def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLO
         problems=inspect_base(base, shards)
         + inspect_checkpoints(base)
         + inspect_records(base.location, [manifest.shard_id for manifest in manifests])
-        + inspect_roll_ups(base, manifests)
         + [problem for findings in found for problem in findings.problems],
         shards=len(found),
         entries=sum(len(findings.entries) for findings in found),
@@ -151,8 +165,8 @@ def inspect_base(base: BaseTable, shards: Sequence[str]) -> list[Problem]:
                 "index was dropped"
             )
             remedy = (
-                "run repair: it brings the index back, and with it the rows of the shards; if the base was restored to "
-                "before a compaction, it needs restored='keep_base' or 'bring_back'"
+                "run repair: it restores the index, and with it the rows of the shards; if the base table was restored "
+                "to a version before a compaction, restore a later version, or pass restored='keep_base'"
             )
             problems.append(Problem(where, what, remedy, "V-11"))
         damage = find_damage(base.location, manifest_path=base.stamp.path)
@@ -313,6 +327,8 @@ class _Inspection:
                 what = f"the entry is not understood by this version: {', '.join(unknown)}"
                 self._found.add("V-12", path, what, _UPGRADE, position)
             is_foreign = not entry.is_of(tag)
+            if not is_foreign and (undecided := known.undecided_in(entry)):
+                self._found.add_undecided(path, undecided, position)
             entry = entry.as_mark() if is_foreign else entry
             self._found.entries[position] = EntryInfo(
                 position=position,
@@ -387,6 +403,20 @@ class _Inspection:
             remedy = _RESTORE if sstable.generation > mark else _CATCH_UP
             for what in sstable_faults(self._location, self._shard_id, sstable, base.primary_key, deep=self._deep):
                 self._found.add("V-8", paths.sstable_dir(self._shard_id, sstable.path), what, remedy)
+            if sstable.generation > mark:
+                self._check_columns(sstable, base)
+
+    def _check_columns(self, sstable: SsTable, base: BaseTable) -> None:
+        """Readers must be able to read every column of a generation that is not compacted."""
+        where = paths.sstable_dir(self._shard_id, sstable.path)
+        try:
+            undecided = SsTableReader(self._location, self._shard_id, sstable).undecided(base.columns)
+            if undecided:
+                self._found.add_undecided(where, undecided)
+        except UnsupportedFormatError as error:
+            self._found.add("V-12", where, str(error), _UPGRADE)
+        except MemWalError as error:
+            _LOG.debug("the columns cannot be read, which V-8 reports [path=%s]: %s", where, error)
 
 
 def sstable_faults(
@@ -456,3 +486,70 @@ def _key_faults(
 def _key_names(dataset: lance.LanceDataset) -> list[str]:
     """The key columns under the names that the generation has, in key order; none if it does not say."""
     return list(primary_key_columns(dataset.schema))
+
+
+# ------------------------------------------------------------------------------------------------- verify checkpoints
+
+
+_BROKEN = (
+    CollectedError,
+    CorruptDataError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    TableReplacedError,
+    UnsupportedFormatError,
+)
+_UNREADABLE = (CorruptDataError, UnsupportedFormatError)
+
+
+def inspect_checkpoints(base: BaseTable) -> list[Problem]:
+    """What is missing or damaged of checkpoints; `base` is the newest version."""
+    names, problems = _names(base.location, checkpoint_names, "V-13")
+    for name in names:
+        try:
+            _read(base, name)
+        except _BROKEN as error:
+            what = f"the checkpoint {name!r} cannot be read any more: {error}"
+            remedy = "restore what is missing from a backup, or drop the checkpoint: newer states of the table are not affected"
+            problems.append(Problem(paths.record_dir(paths.CHECKPOINTS_DIR, name), what, remedy, "V-13"))
+    return problems
+
+
+def inspect_records(location: Location, shards: Sequence[str]) -> list[Problem]:
+    """What is damaged of the records of consumers, and of the floors of these shards: without them nothing is collected."""
+    names, problems = _names(location, consumer_names, "V-15")
+    for name in names:
+        try:
+            consumer_record(location, name)
+        except _UNREADABLE as error:
+            remedy = "drop the consumer, and let it begin again from a snapshot: until then nothing is collected"
+            what = f"the place of the consumer {name!r} cannot be read: {error}"
+            problems.append(Problem(paths.record_dir(paths.CONSUMERS_DIR, name), what, remedy, "V-15"))
+    for shard_id in shards:
+        floor = Floor(location, shard_id)
+        try:
+            floor.announced(), floor.manifest()
+        except _UNREADABLE as error:
+            remedy = "restore the record from a backup; without one, remove it: those before it say nearly the same"
+            what = f"how far collection went cannot be read: {error}"
+            problems.append(Problem(paths.floor_dir(shard_id), what, remedy, "V-15", shard_id))
+    return problems
+
+
+def _names(
+    location: Location, listed: Callable[[Location], list[str]], invariant: str
+) -> tuple[list[str], list[Problem]]:
+    """The names that have records; or none, and what lies in their place."""
+    try:
+        return listed(location), []
+    except CorruptDataError as error:
+        return [], [Problem(str(error.path), str(error), "replace it with the directory from a backup", invariant)]
+
+
+def _read(base: BaseTable, name: str) -> None:
+    record = checkpoint_record(base.location, name)
+    if record is None or not record.is_active(base.table_id):
+        return
+    for view in rebuild(base.location, record.snapshot, lambda *_: True).shards:  # by this record
+        for sstable in view.sstables:
+            open_sstable(base.location, view.shard_id, sstable).stored.open()

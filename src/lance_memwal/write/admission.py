@@ -19,8 +19,6 @@ from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.live_rows import live_of
 from lance_memwal.write.resolve import resolve
 
-__all__ = ["AppendedRows", "StoredLookUp", "rows_now"]
-
 # The newest row of each key that a shard (its id is given) or the base table has on storage: as `LookUp`.
 StoredLookUp: TypeAlias = Callable[[str, pa.RecordBatch, Sequence[str], TableSchema], pa.Table]
 

@@ -6,13 +6,14 @@ Owns `WalAppender`: a shard in WAL-only mode whose tasks never start, so that it
 2. `append` returns the position of an entry that is on storage, or raises; nothing is buffered in between.
 3. An appender whose log failed refuses everything that follows, since the outcome of an entry may be unknown.
 4. Without a base table the first append that gets into the log says what the columns are.
-5. An append that was interrupted is made durable before anything else is written. The same append, made again, is that
-   entry.
+5. An append that is interrupted while it commits poisons the appender: open it again. Give appends that may be retried
+   a transaction.
 """
 
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,16 +33,13 @@ from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.fit import Missing, fills_missing
 from lance_memwal.rows.ingest import to_batches, with_rows
-from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import TOMBSTONE, Transaction
 from lance_memwal.write.claim import claim_log, manifests_of
-from lance_memwal.write.queue import Pending, WriteRows
+from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.shard import Shard
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
-
-__all__ = ["WalAppender"]
 
 
 class WalAppender:
@@ -70,7 +68,7 @@ class WalAppender:
     def open(
         cls,
         uri: str | Location,
-        shard_id: str,
+        shard_id: str | uuid.UUID,
         *,
         storage_options: Mapping[str, str] | None = None,
         fsync: bool = True,
@@ -121,18 +119,11 @@ class WalAppender:
             shard = self._shard or self._shard_of(given[0].schema)
             shard.health.refuse_writes()
             refuse_merge(shard.columns.target, "WalAppender")
-            left = _make_durable(shard)
-            rows = self._rows(shard, given, missing)
-            if left is not None and _is_same(left, rows, transaction):
-                return self.next_position - 1
-            try:
-                pending, _ = shard.commits.insert(rows, transaction)
-            finally:
-                if shard.commits.buffered:
-                    self._shard = shard
+            pending, end = shard.commits.insert(self._rows(shard, given, missing), transaction)
+            self._shard = shard
             if pending is None:
                 return 0
-            _make_durable(shard)
+            shard.commits.make_durable(end)
             return self.next_position - 1
 
     def _batches(self, rows: Any, missing: Missing | None) -> list[pa.RecordBatch]:
@@ -179,28 +170,11 @@ class WalAppender:
 
 def _target(base: BaseTable, clock: Clock, *, fsync: bool) -> ShardTarget:
     """What a shard of this table writes to; the table may have no MemWAL index yet."""
-    check_table(base)  # before the table gets an id
+    base.check_columns()  # before the table gets an id
     if base.details is None:
         return ShardTarget(base.location, base.columns, base.data_storage_version)
     watch = TableWatch(for_writing(base, clock), clock)
     return target_of(base.location, base, None, fsync=fsync, watch=watch)
-
-
-def _make_durable(shard: Shard) -> Pending | None:
-    """Bring what is pending to storage; returns it."""
-    commits = shard.commits
-    pending = commits.pending[-1] if commits.pending else None
-    commits.make_durable(commits.buffered)
-    return pending
-
-
-def _is_same(left: Pending, rows: WriteRows, txn: Transaction | None) -> bool:
-    """Whether `left` is what an append of `rows` would write."""
-    same_txn = [item.txn for item in left.txns] == ([] if txn is None else [txn])
-    if not same_txn or len(left.rows.batches) != len(rows.batches):
-        return False
-    same_rows = all(map(pa.RecordBatch.equals, left.rows.batches, rows.batches))
-    return same_rows and left.rows.flags == rows.flags
 
 
 def _has_tombstones(rows: Any) -> bool:

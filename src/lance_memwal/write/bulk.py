@@ -29,8 +29,6 @@ from lance_memwal.write.life import drain
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Published", "publish_bulk"]
-
 
 @dataclass(frozen=True, slots=True)
 class Published:

@@ -21,7 +21,8 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.blobs import bytes_of
 from lance_memwal.rows.filter import FilterLike, RowExpressions, RowFilter
 from lance_memwal.rows.fit import Missing, fills_missing, keeps_missing
-from lance_memwal.rows.ingest import key_batch, refuse_missing, to_batches, to_parts, with_rows
+from lance_memwal.rows.ingest import key_batch, refuse_missing, reread, to_batches, to_parts, with_rows
+from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.write.fitting import Fitting
@@ -29,22 +30,6 @@ from lance_memwal.write.live_rows import KeysOfWrite
 from lance_memwal.write.resolve import Numbers, Part, Rule
 from lance_memwal.write.rules import MustBeNew, MustExist, NotLate, OnlyAbsent, OnlyIf, OnlyIfEqual, OnlyMatching
 from lance_memwal.write.sequences import span_of
-
-__all__ = [
-    "Change",
-    "Settings",
-    "Terms",
-    "appended",
-    "compared",
-    "delete",
-    "deleted_where",
-    "insert",
-    "merged",
-    "put",
-    "sequence_of",
-    "update",
-    "updated_where",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +72,7 @@ def put(
 ) -> Callable[[Fitting], Change]:
     """A put with conditions, or one that keeps what its rows leave out."""
     check_flag("if_absent", if_absent)
+    data = reread(data)
 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
@@ -103,6 +89,7 @@ def insert(data: Any, missing: Missing | None) -> Callable[[Fitting], Change]:
     """Rows of keys that are not there."""
     if keeps_missing(missing):
         raise InvalidInputError("a row that is inserted has nothing to keep: missing is 'error' or 'null'")
+    data = reread(data)
 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
@@ -212,6 +199,7 @@ def _separated(fitting: Fitting, part: Part) -> list[Part]:
 def update(data: Any, *, insert: bool) -> Callable[[Fitting], Change]:
     """The columns that are given change, the others stay."""
     check_flag("insert", insert)
+    data = reread(data)
 
     def change(fitting: Fitting) -> Change:
         rules = () if insert else (MustExist(fitting.schema.primary_key),)
@@ -237,6 +225,7 @@ def _change(
 
 def delete(keys: Any, *, count: bool, sequence: Any = None) -> Callable[[Fitting], Change]:
     """A delete that meets live rows: it counts them, or comes too late for them."""
+    keys = reread(keys)
 
     def change(fitting: Fitting) -> Change:
         fitting.schema.need_key()
@@ -313,7 +302,7 @@ def compared(key: Any, expected: Any, new: Any) -> Callable[[Fitting], Change]:
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
         fitting.schema.need_key()
-        named = key_batch([key], schema)
+        named = one_key(key, schema)
         keys, numbers = KeysOfWrite.of(named.columns)
         if new is None:
             part = Part(fitting.tombstone_rows(named), numbers, flags=pa.array([True]))

@@ -5,6 +5,7 @@ Owns `claim_log`, the one way to an owned log, and `ShardClaim`, the right to ap
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 
 from lance_memwal.clock import Clock
@@ -16,8 +17,6 @@ from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
 
-__all__ = ["ShardClaim", "claim_log", "manifests_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardClaim:
@@ -28,7 +27,9 @@ class ShardClaim:
     table_id: str | None = None
 
 
-def manifests_of(location: Location, shard_id: str, config: WriterConfig, clock: Clock) -> ShardManifestStore:
+def manifests_of(
+    location: Location, shard_id: str | uuid.UUID, config: WriterConfig, clock: Clock
+) -> ShardManifestStore:
     """The manifest of a shard, for a writer with these settings."""
     scanned = config.manifest_scan_batch_size
     return ShardManifestStore(location, shard_id, scan_batch_size=scanned, fsync=config.fsync, clock=clock)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from lance_memwal.config import WriterConfig
-from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing, keeps_missing, tombstones
+from lance_memwal.rows.fit import Fitter, Missing, fills_missing, keeps_missing, tombstones
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
@@ -22,13 +22,11 @@ from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.sequences import span_of
 
-__all__ = ["Fitting"]
-
 
 class Fitting:
     """Makes rows of input, for one shard with one set of columns."""
 
-    __slots__ = ("_fitter", "_limits_rows", "_max_batches", "_schema", "_shard_id", "_target", "take")
+    __slots__ = ("_fitter", "_limits_rows", "_schema", "_shard_id", "_target", "take")
 
     def __init__(self, target: ShardTarget, config: WriterConfig) -> None:
         self._target = target
@@ -37,7 +35,6 @@ class Fitting:
         self._fitter = Fitter(target.schema)
         self.take = self._fitter.take
         self._shard_id = str(config.shard_id)
-        self._max_batches = config.max_memtable_batches
 
     @property
     def schema(self) -> TableSchema:
@@ -49,13 +46,11 @@ class Fitting:
         known."""
         if len(batches) == 1 and type(batches) is list and not self._limits_rows:
             batch = self._fitter.fit(batches[0], fill)
-            return WriteRows.of_one(batch, size_bytes if batch is batches[0] else None)
+            return WriteRows.of_one(self._schema, batch, size_bytes if batch is batches[0] else None)
         fitted = self._fitter.fit_all(batches, fill)
         if self._limits_rows:
             self._target.check(self._shard_id, fitted)
-        if len(fitted) > self._max_batches:
-            fitted = at_most(self._max_batches, fitted, self._schema.nullable)
-        return WriteRows.of(fitted)
+        return WriteRows.of(self._schema, fitted)
 
     def all_live(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
         """The rows alone, if `_tombstone` says of none that it is a tombstone; None if it does."""
@@ -69,8 +64,7 @@ class Fitting:
         fill = fills_missing(missing, self._schema)
         fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches]
         self._target.check(self._shard_id, fitted)
-        fitted = at_most(self._max_batches, fitted, self._schema.memory)
-        return WriteRows.flagged(fitted)
+        return WriteRows.flagged(self._schema, fitted)
 
     def fit_flagged_parts(
         self, batches: list[pa.RecordBatch], missing: Missing | None
@@ -131,4 +125,5 @@ class Fitting:
     def tombstones(self, keys: Any) -> WriteRows:
         """The tombstones of `keys`, which may be none."""
         named = key_batch(keys, self._schema)
-        return WriteRows.of([self.tombstone_rows(named)] if named.num_rows else [], tombstones=True)
+        rows = [self.tombstone_rows(named)] if named.num_rows else []
+        return WriteRows.of(self._schema, rows, tombstones=True)

@@ -12,7 +12,6 @@ Owns `flush_once`, `flush_frozen` and the background tasks of a writer. Invarian
    above ours.
 6. The memory of what is prepared in the whole process has a limit; the number of threads has, too.
 7. The table is looked at before an SSTable is written and before it is committed: nothing is published into another one.
-8. Roll-ups (RFC 0031) are made by a task of their own (`lance_memwal.write.rolling_up`), which is told what was published.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import logging
 from functools import partial
 from itertools import accumulate
 
-from lance_memwal.clock import BackOff, side_by_side
+from lance_memwal.clock import POLL, side_by_side
 from lance_memwal.crash_points import reach
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
 from lance_memwal.memtable.memtable import MemTable
@@ -30,14 +29,12 @@ from lance_memwal.process.telemetry import spanned
 from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
 from lance_memwal.types import FlushResult, ShardManifest, SsTable
 from lance_memwal.write.shard import Shard
-
-__all__ = ["Flushing", "Ticking", "flush_frozen", "flush_once", "publish"]
+from lance_memwal.write.stats import StatsLine
 
 _LOG = logging.getLogger(__name__)
 _SIDE_BY_SIDE = 3
 _SIDE_BY_SIDE_BYTES = 256 << 20  # of the rows of one shard
 _ROOM = Room(512 << 20)  # for the rows that are being prepared in this process: they are copied
-_BACK_OFF = BackOff(0.05, 5.0, jitter=0.0)
 
 
 def publish(
@@ -77,13 +74,16 @@ def flush_frozen(shard: Shard, most: int) -> list[FlushResult]:
     frozen = shard.tables.frozen
     sizes = accumulate(memtable.size_bytes for memtable in frozen[:most])
     fitting = sum(1 for size_bytes in sizes if size_bytes <= _SIDE_BY_SIDE_BYTES)
-    return _flush(shard, frozen[: max(1, fitting)])
+    return _flush(shard, frozen[: max(1, fitting)]) if frozen else []
 
 
-@spanned("memwal.flush")
+def _about_flush(shard: Shard, memtables: tuple[MemTable, ...], **_: object) -> dict[str, str | int]:
+    known = shard.span_attributes(sum(memtable.num_rows for memtable in memtables))
+    return {**known, "generation": memtables[-1].generation}
+
+
+@spanned("memwal.flush", about=_about_flush)
 def _flush(shard: Shard, memtables: tuple[MemTable, ...]) -> list[FlushResult]:
-    if not memtables:
-        return []
     tables, started = shard.tables.need(), shard.clock.monotonic()
     unpublished: dict[int, SsTable] = {}
 
@@ -140,35 +140,49 @@ def _committed(shard: Shard, memtable: MemTable, sstable: SsTable, started: floa
 class Flushing:
     """The flusher's work: publish what is frozen, a few generations per step."""
 
-    __slots__ = ("_failures", "_not_before", "_shard")
+    __slots__ = ("_failures", "_logged", "_not_before", "_shard")
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._failures = 0
         self._not_before = 0.0
+        self._logged = 0  # the newest generation whose freeze was logged
 
     def __call__(self) -> float | None:
         """Flush a few generations if there are any; returns when to come again."""
         shard = self._shard
         if not self._has_work():
             return None
+        self._log_frozen()
         now = shard.clock.monotonic()
         if now < self._not_before:
             return self._not_before - now
+        shard.health.flush_attempts += 1  # only this task changes it
         try:
             most = 1 if self._failures else _SIDE_BY_SIDE  # what waits for a failure is not prepared in vain
-            flushed = flush_frozen(shard, most)
+            flush_frozen(shard, most)
             self._failures = 0
         except BaseException as error:  # a panic of native code is no Exception, and must not end the worker either
             if not shard.health.flush_failed(error):
                 return None
-            delay = _BACK_OFF.seconds(self._failures, 0.0)
+            delay = POLL.seconds(self._failures, 0.0)
             self._failures += 1
             self._not_before = shard.clock.monotonic() + delay
             return delay
-        for result in flushed:
-            shard.roll_ups.published(shard.log.shard_id, result.sstable.generation)
         return 0.0 if self._has_work() else None
+
+    def _log_frozen(self) -> None:
+        # Here and not in the freeze: a log handler may wait, and the thread that freezes holds the writer's lock.
+        for pending, memtable in enumerate(self._shard.tables.frozen, 1):
+            if memtable.generation > self._logged:
+                self._logged = memtable.generation
+                _LOG.info(
+                    "froze memtable [shard=%s, generation=%d, rows=%d, pending=%d]",
+                    self._shard.log.shard_id,
+                    memtable.generation,
+                    memtable.num_rows,
+                    pending,
+                )
 
     def _has_work(self) -> bool:
         with self._shard.health.lock:
@@ -179,21 +193,22 @@ class Ticking:
     """The ticker's work: drain the log by time and size triggers, freeze what is old, index what waits, log the statistics
     line."""
 
-    __slots__ = ("_interval", "_next_stats", "_shard", "_stats_every")
+    __slots__ = ("_interval", "_line", "_next_stats", "_shard", "_stats_every")
 
     def __init__(self, shard: Shard) -> None:
-        config = shard.config
+        config, now = shard.config, shard.clock.monotonic()
         self._shard = shard
         self._stats_every = _seconds(config.stats_log_interval_ms)
-        self._next_stats = shard.clock.monotonic() + (self._stats_every or 0.0)
+        self._next_stats = now + (self._stats_every or 0.0)
+        self._line = StatsLine(shard.log.shard_id, shard.stats.snapshot(), now)
         self._interval = None if config.durable_write else _seconds(config.max_wal_flush_interval_ms)
 
     def __call__(self) -> float | None:
         """Do what is due; returns when to come again."""
         health, commits, tables = self._shard.health, self._shard.commits, self._shard.tables
-        errand = health.take_errand()
-        if errand is not None:
-            errand()
+        close = health.take_close_request()
+        if close is not None:
+            close()
         now = self._shard.clock.monotonic()
         with health.lock:
             if not health.is_alive:
@@ -213,7 +228,11 @@ class Ticking:
     def _log_stats(self, now: float) -> None:
         if self._stats_every and now >= self._next_stats:
             self._next_stats = now + self._stats_every
-            self._shard.stats.snapshot().log_summary(f"[shard={self._shard.log.shard_id}] ")
+            shard = self._shard
+            with shard.health.lock:
+                waits = shard.commits.backpressure().total_count
+                held = shard.tables.held_bytes(0), shard.commits.pending_bytes
+            self._line.log(shard.stats.snapshot(), now, waits, *held)
 
     def _next_due(self) -> float | None:
         shard = self._shard

@@ -1,38 +1,28 @@
-"""The order of effects in one shard writer: the group commit.
+"""Group commit: the writes of concurrent callers share one log entry.
 
-Owns `GroupCommit`: pending writes, the queue of puts, the turn to commit, the watermark and the transactions. It takes
-rows that are fitted, and calls nobody above. Invariants:
+Entry points: `GroupCommit.write` (insert a small put and wait until it is durable), `insert`, `make_durable`. Rows fit the
+table already. Invariants:
 
-1. A write is inserted whole: its batches get consecutive numbers and go into one generation and one WAL entry. It exists
-   from the moment in which it is in `pending`; what follows from it is derived, so that a thread that is interrupted
-   anywhere leaves a state that the next caller makes good.
-2. The calling thread leads: one thread at a time writes one entry for everything that is pending (of one generation)
-   and for the small puts that wait in the queue; the others sleep until theirs are durable, or lead next. A single
-   caller hands over to nobody.
-3. The durable watermark is writer-wide and only grows. In durable mode readers see what is below it, otherwise what was
-   inserted.
-4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
-5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is. A thread leads
-   until its own write is on storage and no further, so that nobody is told of a failure that another's entry met. Then
-   it lets the next one lead who waits; what only interrupted callers left is the ticker's. A fence is told to a write once
-   it is known that it is not in the log, also where the wait has a limit: whoever is told that had the turn since.
-6. A leader that must be durable for its own caller may linger, so that others share its entry; it keeps the turn. Whoever
-   cannot wait (a flush, a close, a full buffer) ends that at once.
-7. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
-   which rows are whose. All of them are in the map once the entry is on storage, or none.
-8. A signal handler's write waits for other threads, and never for the call that the signal interrupted: where that has the
-   turn (which knows its thread) or the lock, it is refused before anything is inserted.
+1. All batches of one write get consecutive numbers and go into one generation and one log entry. A write exists once it is
+   in `pending`; it leaves `pending` only after its entry is on storage.
+2. Callers commit. One caller, the leader, writes one entry for the pending writes of one generation and for the small puts in
+   the queue. The others sleep until their write is durable or they become the leader. A leader stops once its own write
+   is durable, so it never raises an error of another caller's entry.
+3. The durable watermark only grows. In durable mode readers see the writes below it, otherwise all inserted writes.
+4. A leader that is interrupted (any `BaseException` that is not an `Exception`) poisons the writer: what its entry did is
+   unknown until the shard is opened again. A caller that waits and is interrupted takes its put out of the queue; a write
+   that was inserted already is committed by the ticker, and may be in the table.
+5. A leader may wait briefly so that more puts join its entry. A flush, a close or a full buffer ends that wait.
+6. Transaction ids are in the footer of the entry. Either all ids of an entry take effect, or none.
+7. A call on top of another call of the same thread (in a signal handler) is refused if that call leads or holds the lock.
 
-Who waits: callers, for room or for an acknowledgement; the ticker is poked. A put that nobody waits for wakes nobody.
-
-Locks: the turn to lead is taken before the writer's lock, never inside it, and is given up before anybody waits for room.
+Lock order: the turn to lead, then the writer's lock. A caller gives up the turn before it waits for buffer space.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -46,20 +36,17 @@ from lance_memwal.errors import ClosedError, FencedError, MemWalError, TableRepl
 from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.tail import LogRun
-from lance_memwal.log.transactions import TransactionMap, is_repeat, seen_of
+from lance_memwal.log.transactions import TransactionMap, is_repeat
 from lance_memwal.log.wal import ShardLog
 from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
-from lance_memwal.process.telemetry import active
-from lance_memwal.process.turns import TakenError, Taking
-from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_held_here, on_top_error, refuse_on_top
+from lance_memwal.process.telemetry import active, spanned
+from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_held_here, on_top_error
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 from lance_memwal.write.health import Health
 from lance_memwal.write.queue import Entry, EntryBuilder, Pending, PutQueue, QueuedPut, WriteRows
 from lance_memwal.write.stats import BackpressureStats, StatsHandle
-
-__all__ = ["GroupCommit", "Placement", "RepeatedError", "TooLargeError"]
 
 _LOG = logging.getLogger(__name__)
 _LINGER_SLICE_SECONDS = 0.002  # nobody who cannot wait waits for longer
@@ -85,10 +72,8 @@ class Placement(Protocol):
         """See to it that there will be room."""
 
 
-class _Hurry:
-    """Somebody who wants to be durable and cannot wait."""
-
-    __slots__ = ("__weakref__",)
+class StaleRowsError(Exception):
+    """Rows that were fitted to columns that the table no longer has; nothing of the write was inserted."""
 
 
 class RepeatedError(Exception):
@@ -140,27 +125,31 @@ class GroupCommit:
         self._since = 0.0  # when the oldest pending write came, where nobody waits for it
         self._drain_at: float | None = None  # when the ticker must drain because somebody asked for it
         self._linger_seconds = config.commit_linger_ms / 1000
-        self._hurried: weakref.WeakSet[_Hurry] = weakref.WeakSet()  # whoever is interrupted leaves nothing here
+        self._hurried: set[int] = set()  # threads that wait for their writes to be durable, and cannot linger
         self._alone = 0  # the thread that keeps all others out
         self._times_alone = 0
         self._waits = 0
         self._wait_seconds = 0.0
         self._puts = PutQueue()
-        self._is_led = False  # whether somebody has the turn: a hint, which comes a moment late
-        self._in_flight: Entry | None = None
+        self._is_led = False  # whether a leader has the turn: a hint, which comes a moment late
+        self._attempt: Entry | None = None  # the entry that is being written
         self.use_columns(schema)
         self.make_locks()
         health.also_wake(self._wake_puts)
 
     def make_locks(self) -> None:
-        """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
+        """Create the locks: at the start, and in a forked child, where their holders do not exist."""
         self._turn = self._clock.rlock()  # which knows its thread; no thread takes it twice
 
     def use_columns(self, schema: TableSchema) -> None:
-        """Go on with other columns; nothing is pending."""
+        """Switch to other columns; nothing is pending. Must come before callers see the columns: what they encode is of
+        the columns that their rows were fitted to, or is refused as stale."""
+        self._schema = schema
         log, limits = self._log, self._limits
         target = partial(blob_target, schema, log.table, log.shard_id, log.epoch, limits.max_memtable_batches)
-        self.entries = EntryBuilder(schema, log.epoch, limits.max_entry_bytes, target)
+        most = limits.max_memtable_batches
+        self._base = schema.base
+        self.entries = EntryBuilder(schema, log.epoch, limits.max_entry_bytes, target, max_batches=most)
 
     def _wake_puts(self) -> None:
         self._puts.wake_all()
@@ -169,6 +158,11 @@ class GroupCommit:
                 item.put.place.wake()
 
     # -------------------------------------------------------------------------------------------------------- looking
+
+    @property
+    def span_attributes(self) -> dict[str, str | int]:
+        """What a span says of this shard."""
+        return {"shard": self._log.shard_id, "epoch": self._log.epoch}
 
     @property
     def buffered(self) -> int:
@@ -213,25 +207,25 @@ class GroupCommit:
         drain: bool = False,
         decide: Callable[[], WriteRows | None] | None = None,
     ) -> tuple[Pending | None, int]:
-        """Insert one write; returns it, or None and the batch number to wait for if its transaction is there already.
+        """Insert one write; returns it, or None and the batch number to wait for if its transaction was applied already.
 
-        `drain` asks the ticker to put it into the log. `decide` is asked at the last moment, under the lock, what is
-        inserted in place of `rows`: encoded rows, or None for nothing.
+        `drain` asks the ticker to put it into the log. `decide` is called at the last moment, under the lock: it returns the
+        encoded rows to insert instead of `rows`, or None for nothing. Raises `StaleRowsError` if the columns changed since
+        the rows were fitted.
         """
         waited = False
         lock = self._health.lock
-        refuse_on_top(lock, "a write")
+        self.refuse_on_top()
         while True:
             with lock:
                 self._health.refuse_writes()
                 if self._has_room:
                     return self._insert(rows, txn, drain=drain, decide=decide)
-            self.refuse_on_top()  # who makes room may want the turn
             waited = self._wait_for_room(rows.size_bytes, counted=waited)
 
     def repeated(self, txn: Transaction) -> int | None:
         """The batch number to wait for if `txn` is there or pending, else None; raises where its version went backwards."""
-        refuse_on_top(self._health.lock, "a write")
+        self.refuse_on_top()
         with self._health.lock:
             self._health.refuse_writes()
             return self._repeat_of(txn)
@@ -257,12 +251,11 @@ class GroupCommit:
             if decided is None:
                 return None, self.buffered
             rows = decided
-        pending = self._place(rows, () if txn is None else (EntryTransaction(txn),))
+        self.refuse_stale(rows.schema)
         if not limits.durable_write and not self.pending:
             self._since = self._clock.monotonic()
             self._ticker.poke()
-        self.pending.append(pending)
-        self._tables.placed(pending.end)
+        pending = self._add(rows, () if txn is None else (EntryTransaction(txn),))
         if not limits.durable_write and 0 < limits.max_wal_buffer_size <= self.pending_bytes:
             self._want_drain()
         elif drain:
@@ -271,26 +264,44 @@ class GroupCommit:
 
     def _insert_queued(self, put: QueuedPut) -> bool:
         """Make rows of a queued put, and insert them; False if they find no room."""
-        rows = put.rows
-        if rows is None:  # else they found no room before
-            rows = put.fit(put.batches, put.fill, put.size_bytes)
-            if not self.entries.encode_rows(rows):
-                raise TooLargeError(rows)
-            put.rows = rows
-        with self._health.lock:
-            self._health.refuse_writes()
-            if not self._has_room:
-                return False
-            if put.txns:
-                self.refuse_repeated(put.txns)
-            pending = self._place(rows, put.txns)
-            pending.put, put.pending = put, pending
+        while True:
+            rows = put.rows
+            if rows is None:  # else they were fitted before, and found no room
+                rows = put.fit(put.batches, put.fill, put.size_bytes)
+                if not self.entries.encode_rows(rows):
+                    raise TooLargeError(rows)
+                put.rows = rows
+            with self._health.lock:
+                self._health.refuse_writes()
+                if not self._has_room:
+                    return False
+                if put.txns:
+                    self.refuse_repeated(put.txns)
+                if rows.schema is self._schema:
+                    put.pending = self._add(rows, put.txns)
+                    put.pending.put = put
+                    return True
+                put.rows = None  # the columns changed: fit the rows again
+
+    def refuse_stale(self, schema: TableSchema) -> None:
+        """Raise if the shard no longer has the columns of `schema` (the lock is held)."""
+        if schema is not self._schema:
+            raise StaleRowsError
+
+    def _add(self, rows: WriteRows, txns: tuple[EntryTransaction, ...]) -> Pending:
+        """Place the rows of one write and make it pending. An interrupt in between poisons the writer."""
+        try:
+            pending = self._placed(rows, txns)
             self.pending.append(pending)
             self._tables.placed(pending.end)
-            return True
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            self._health.poisoned("a write was interrupted", interrupt)
+            raise
+        return pending
 
-    def _place(self, rows: WriteRows, txns: tuple[EntryTransaction, ...]) -> Pending:
-        """The write of `rows`, placed and not yet pending."""
+    def _placed(self, rows: WriteRows, txns: tuple[EntryTransaction, ...]) -> Pending:
         if self.pending:
             last = self.pending[-1]
             start, start_bytes, run = last.end, last.end_bytes, last.run
@@ -303,7 +314,11 @@ class GroupCommit:
         for item in reversed(self.pending):
             for other in item.txns:
                 if other.txn.app == txn.app:
-                    return item.end if is_repeat(txn, {txn.app: seen_of(other.txn)}) else None
+                    return (
+                        item.end
+                        if is_repeat(txn, {txn.app: SeenTransaction(other.txn.version, 0, other.txn.query)})
+                        else None
+                    )
         return None if self.admit(txn) else 0
 
     def admit(self, txn: Transaction) -> bool:
@@ -330,14 +345,13 @@ class GroupCommit:
         interval = self._limits.backpressure_log_interval_ms / 1000
         started = now = self._clock.monotonic()
         next_warning = started + interval
-        found_full = False
+        found_full, attempts = False, health.flush_attempts
         deadline, before = Deadline(self._clock), (self.held_bytes, self._times_alone)
         try:
             while True:
                 with health.lock:
                     health.refuse_writes()
-                    if now > started:
-                        health.refuse_failing_flush()
+                    health.refuse_failing_flush(attempts)
                     if self._has_room:
                         return counted
                     held = self.held_bytes
@@ -349,13 +363,18 @@ class GroupCommit:
                         "nothing of it was written, retry"
                     )
                     found_full = found_full or held >= limit
-                    if held >= limit and not counted:
+                    begins = held >= limit and not counted
+                    if begins:
                         counted = True
                         self._waits += 1
                     if not self._alone:
                         self._tables.make_room(self.buffered)
                     self._want_drain()
                     place = health.changed.stand()
+                if begins:
+                    _LOG.debug(
+                        "backpressure began [shard=%s, held_bytes=%d, limit_bytes=%d]", health.shard_id, held, limit
+                    )
                 health.sleep(place, max(0.001, next_warning - now))
                 now = self._clock.monotonic()
                 if now >= next_warning:
@@ -383,18 +402,29 @@ class GroupCommit:
         """Whether a write keeps all others out."""
         return self._alone != 0
 
-    def alone(self, write: Callable[[], T]) -> T:
-        """What `write` returns, while nothing else is inserted; one caller at a time, `UnavailableError` if one has no end."""
-        me = threading.get_ident()
-        try:
-            self._keep_others_out(me)
-            return write()
-        finally:
-            if self._alone == me:  # no call, and so no signal, comes before they are let in
-                self._alone = 0
-                self._let_others_in()
+    def alone(self, write: Callable[[], T], deadline: Deadline | None = None) -> T:
+        """Call `write` while nothing else is inserted, one caller at a time. An interrupt inside poisons the writer.
 
-    def _keep_others_out(self, me: int) -> None:
+        Raises `UnavailableError` at the deadline, or if the call of another thread does not end.
+        """
+        me = threading.get_ident()
+        self.refuse_on_top()
+        try:
+            try:
+                self._keep_others_out(me, deadline)
+                result = write()
+            except Exception:
+                self._let_others_in(me)
+                raise
+            self._let_others_in(me)
+        except BaseException as interrupt:  # also one while the others were let in
+            if self._alone == me and not isinstance(interrupt, Exception):
+                self._health.poisoned("a bulk write or a change of columns was interrupted", interrupt)
+                self._let_others_in(me)
+            raise
+        return result
+
+    def _keep_others_out(self, me: int, deadline: Deadline | None) -> None:
         def taken() -> bool:
             if self._alone:
                 return False
@@ -402,21 +432,24 @@ class GroupCommit:
             self._alone = me
             return True
 
-        before, deadline = self._times_alone, Deadline(self._clock)
-        while not self._health.wait_until(taken, deadline.left_seconds):
-            if before == self._times_alone:  # else they have their turns, one after the other
-                raise deadline.error("another large put has not ended; nothing of this one was written, retry")
-            before, deadline = self._times_alone, Deadline(self._clock)
+        before, limit = self._times_alone, deadline or Deadline(self._clock)
+        while not self._health.wait_until(taken, limit.left_seconds):
+            if deadline is not None or before == self._times_alone:  # else the others have their turns, and end
+                raise limit.error("a bulk write or a change of columns has not ended; nothing was written, retry")
+            before, limit = self._times_alone, Deadline(self._clock)
 
-    def _let_others_in(self) -> None:
-        with self._health.lock:  # whoever looked before stands in line now
+    def _let_others_in(self, me: int) -> None:
+        """End the turn of this thread, if it has it."""
+        if self._alone != me:
+            return
+        with self._health.lock:
+            self._alone = 0
             self._times_alone += 1
             self._health.changed.wake_all()
         self._puts.wake_next()  # it sleeps, if it came while the turn was taken for the mark
 
     def mark_bulk(self, sstable: SsTable, txns: tuple[EntryTransaction, ...]) -> EntryFooter:
         """Announce a generation that is not in the log, at its tip; nothing is pending. Its transactions do not count yet."""
-        self.refuse_on_top()
         with self._turn:
             try:
                 self._is_led = True
@@ -475,13 +508,11 @@ class GroupCommit:
         self.refuse_on_top()
         try:
             self._puts.append(put)
-            self._sleep_or_lead(put)
             while not self._is_done(put):
                 self._sleep_or_lead(put)
-        except BaseException:
-            put.is_left = True  # before it is withdrawn: a leader that has just taken it sees this
+        except BaseException as error:
             self._puts.withdraw(put)
-            self._let_lead()
+            self._leave(error, 0 if put.pending is None else put.pending.end)
             raise
         finally:
             put.place.wake_follower()
@@ -521,59 +552,64 @@ class GroupCommit:
     def _is_done(self, put: QueuedPut) -> bool:
         if put.error is not None:
             return True
-        pending = put.pending
-        # What is still in the queue may be half inserted, by a leader that was interrupted: its numbers mean nothing.
-        return pending is not None and pending.end <= self.durable and put not in self._puts
+        return put.pending is not None and put.pending.end <= self.durable
 
     def make_durable(self, end: int, *, linger: bool = False) -> None:
         """Return once every batch below `end` is on storage; the caller leads the commit where nobody else does.
 
-        Whoever gets the turn commits for all; the others find themselves durable when they get it. With `linger` the
-        caller can wait for others.
+        The caller that gets the turn commits for all others. A caller with `linger` can wait for others to join its entry.
         """
-        lingers, hurry = linger and self._linger_seconds > 0, _Hurry()
+        if self.durable >= end:
+            return
+        lingers = linger and self._linger_seconds > 0
+        self.refuse_on_top(is_inserted=True)
         try:
             if not lingers:
-                self._hurried.add(hurry)
+                self._hurried.add(threading.get_ident())
             while self.durable < end:
-                self.refuse_on_top(is_inserted=True)
                 with self._turn:
                     if self.durable < end:
                         self._lead(None, end, lingers)
-                self._puts.wake_next()
-        except BaseException:
-            self._let_lead()
+                self._wake_next()
+        except BaseException as error:
+            self._leave(error, end)
             raise
         finally:
-            self._hurried.discard(hurry)
+            self._hurried.discard(threading.get_ident())
 
     def wait_durable(self, end: int, seconds: float) -> bool:
         """Wait until every batch below `end` is on storage, led by the ticker or by others; False after `seconds`.
 
-        A fence or an abort is raised once it is known that they are not in the log: whoever has the turn may have put them
-        there.
+        A fence or an abort is raised only once it is known that they are not in the log: the leader may have written them.
         """
+        self.refuse_on_top(is_inserted=True)
         deadline = Deadline(self._clock, seconds)
         self.hurry(end)
         try:
             return self._health.wait_until(lambda: self.durable >= end, seconds, of_flush=False)
         except (FencedError, TableReplacedError, ClosedError):
-            pass
-        try:
-            with Taking(self._turn, partial(self._turn.acquire, timeout=deadline.left_seconds)):
-                if self.durable < end:
-                    self._lead(None, end, False)
-        except TakenError:
-            return False
-        except BaseException:
-            self._let_lead()
-            raise
+            if not self._turn.acquire(timeout=deadline.left_seconds):
+                return False
+            self._turn.release()  # no leader writes these now
+            if self.durable < end:
+                raise
         return True
 
-    def _let_lead(self) -> None:
-        """Let others lead, of whom the caller may have taken puts: it was interrupted, or refused."""
+    def _leave(self, error: BaseException, end: int) -> None:
+        """Let others commit: this caller was interrupted or refused, and its rows below `end` may still be pending."""
+        if isinstance(error, WriterPoisonedError):
+            error.ambiguous = self._attempt is not None and self._attempt.group[0].start < end
+        self._wake_next()
+        self.hurry(self.buffered)
+
+    def _wake_next(self) -> None:
+        """Let the oldest caller lead whose put is not on storage."""
+        if self.pending:
+            for item in tuple(self.pending):
+                if item.put is not None:
+                    item.put.place.wake()
+                    return
         self._puts.wake_next()
-        self._hand_over()
 
     def _linger(self) -> None:
         """Let others join the entry that is written next, which the caller leads: it has the turn."""
@@ -584,12 +620,21 @@ class GroupCommit:
                 return
             self._clock.sleep(min(left, _LINGER_SLICE_SECONDS))
 
-    def refuse_on_top(self, *, is_inserted: bool = False) -> None:
-        """Raise if this thread is at a commit already: a signal handler must not wait for what it interrupted.
+    @property
+    def is_entered_here(self) -> bool:
+        """Whether this thread is in a commit, a bulk write or a change of columns, or holds the writer's lock."""
+        return self._commits_here or (self._alone != 0 and self._alone == threading.get_ident())
 
-        `is_inserted`: what the caller waits for may get to storage all the same.
+    @property
+    def _commits_here(self) -> bool:
+        return is_held_here(self._turn) or is_held_here(self._health.lock)
+
+    def refuse_on_top(self, *, is_inserted: bool = False) -> None:
+        """Raise if this thread is in a commit already, as in a signal handler: it would wait for itself.
+
+        `is_inserted`: the write that the caller waits for may reach storage all the same.
         """
-        if is_held_here(self._turn) or is_held_here(self._health.lock):
+        if self._commits_here if is_inserted else self.is_entered_here:
             error = on_top_error("a write")
             error.ambiguous = is_inserted
             raise error
@@ -601,16 +646,20 @@ class GroupCommit:
             self._is_led = True
             if lingers:
                 self._linger()
-            if not self._is_in_left(own, end):
-                self._health.refuse_commits()
+            self._health.refuse_commits()
             self._puts.gather(self._clock)
-            room = self._puts.take(self.pending, self._insert_queued, own)
+            room = self._puts.take(self._insert_queued, own)
             if own is not None:
                 end = self._end_of(own)
             while self.durable < end:
                 self._commit_group(own)
             self._puts.wake_served()
-            self._hand_over()
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            self._health.poisoned("a commit was interrupted", interrupt)
+            raise
+        else:
             return room
         finally:
             self._is_led = False
@@ -621,39 +670,26 @@ class GroupCommit:
             return 0
         return self.buffered if own.pending is None else own.pending.end
 
-    def _is_in_left(self, own: QueuedPut | None, end: int) -> bool:
-        """Whether a writer that was fenced finds what is wanted in the log, in an entry that an interrupted leader left."""
-        left = self._in_flight
-        if left is None or left.group[-1].end <= self.durable or not self._health.is_only_fenced:
-            return False
-        self._commit_group(own)
-        return self.durable >= end if own is None else self._is_done(own)
+    def _about_entry(self, *_: object, result: Entry | None) -> dict[str, str | int]:
+        known = self.span_attributes
+        if result is None:
+            return known
+        rows = sum(item.rows.num_rows for item in result.group)
+        return {**known, "generation": result.group[0].generation, "rows": rows}
 
-    def _hand_over(self) -> None:
-        """Let the first caller lead who waits for a write that is not on storage, or the ticker if interrupted callers left
-        some. Writes that never were in the queue have callers who want the turn by themselves, the ticker, or nobody yet."""
-        puts = [item.put for item in tuple(self.pending) if item.put is not None] if self.pending else ()
-        for put in puts:
-            if not put.is_left:
-                put.place.wake()
-                return
-        if puts:
-            self.hurry(self.buffered)
-
-    def _commit_group(self, own: QueuedPut | None) -> None:
+    @spanned("memwal.wal_flush", about=_about_entry)
+    def _commit_group(self, own: QueuedPut | None) -> Entry:
         health = self._health
         with health.lock:
             entry = self._next_entry()
-        started = io_started = self._clock.monotonic()
+        started = self._clock.monotonic()
         try:
-            if not entry.data:
-                entry.data = self.entries.encode(entry)
-                io_started = self._clock.monotonic()
+            entry.data = self.entries.encode(entry)
+            io_started = self._clock.monotonic()
             reach("wal.before_put")
-            self._in_flight = entry
-            self._log.append_once(entry.position, entry.data)
+            self._attempt = entry
+            self._log.append(entry.data)
         except (FencedError, TableReplacedError, WriterPoisonedError) as error:
-            self._in_flight = None  # its end is known, or never will be
             health.fail(error)
             raise
         except Exception as error:
@@ -672,22 +708,18 @@ class GroupCommit:
                     if put is not own:
                         self._puts.serve(put)
             self._stats.count_entry(len(entry.data), ended - started, ended - io_started, puts, rows)
+        return entry
 
     def _next_entry(self) -> Entry:
-        """The entry that must be written next: one that an interrupted leader left, or a new one."""
-        left = self._in_flight
-        if left is not None and left.group[-1].end > self.durable:
-            return left
-        if self.pending[0].end <= self.durable:  # an interrupted leader did not come to it
-            self._drop_settled()
+        """The entry that is written next."""
         first = self.pending[0]
         if len(self.pending) == 1:
             group, txns = [first], _transactions_of([first]) if first.txns else ()
         else:
             group = self._next_group(first)
             txns = _transactions_of(group)
-        footer = self._transactions.footer(first.run.generation, txns, self._log.table)
-        return Entry(group, footer, self._log.next_position)
+        footer = self._transactions.footer(first.run.generation, txns, self._log.table, self._base)
+        return Entry(group, footer)
 
     def _next_group(self, first: Pending) -> list[Pending]:
         """The pending writes of the next entry: one generation, at most `max_entry_bytes`."""
@@ -701,20 +733,17 @@ class GroupCommit:
         return group
 
     def _settle(self, entry: Entry) -> None:
-        """Record that `entry` is on storage; doing it again changes nothing."""
+        """Record that `entry` is on storage (the lock is held)."""
         last = entry.group[-1]
         generation = last.run.generation
         self._tables.cover(generation, self._log.next_position - 1)
         self._transactions.take(entry.footer, generation)
         self.durable, self._durable_bytes, self._durable_run = last.end, last.end_bytes, last.run
-        self._drop_settled()
-        self._in_flight = None
-        if not self._limits.durable_write:
-            self._since = self._clock.monotonic()
-
-    def _drop_settled(self) -> None:
         while self.pending and self.pending[0].end <= self.durable:
             self.pending.popleft()
+        self._attempt = None
+        if not self._limits.durable_write:
+            self._since = self._clock.monotonic()
 
 
 def _transactions_of(group: list[Pending]) -> tuple[EntryTransaction, ...]:

@@ -1,18 +1,17 @@
-"""Whether a shard writer may write, why it may not any more, and the waiting of its callers.
+"""Whether a shard writer may write, why it may not any longer, and how its callers wait.
 
-Owns `Health`, the only place that refuses. Invariants:
+Entry point: `Health`, the only place that refuses. Invariants:
 
-1. A poisoned writer accepts, shows and commits nothing; a fenced one, or one whose table is another one now, accepts and
-   commits nothing but still answers reads.
-2. A failure stays for good and is logged once; everybody who waits is told at once.
-3. One thread closes. If it is interrupted after a signal handler was promised that the writer will be closed, the ticker
-   closes.
-4. Nobody who waits holds a lock, and every wait ends with poison, with a fence, with an abort, or with the error of a
-   flush that failed again and again. Whoever keeps others waiting meanwhile has a deadline, too; a put that waits for room
-   has none, and says so in the log.
+1. A poisoned writer accepts, shows and commits nothing. A fenced writer, or one whose table was replaced, accepts and commits
+   nothing but still answers reads.
+2. A failure is permanent, is logged once, and wakes every caller that waits.
+3. One thread closes. A close in a signal handler, on top of a commit of the same thread, is done by the ticker.
+4. A waiting caller holds no lock. Every wait ends with poison, with a fence, with an abort, or after a failed flush. A flush
+   that has failed five times raises its error to its waiters after the next attempt. A caller that blocks other callers
+   also has a deadline. A put that waits for room has none, and logs a warning.
 
-Locks: `lock` guards all state of one writer, that of its other parts too. It is held neither during I/O nor by anybody who
-waits. It is reentrant, since a writer may be collected anywhere.
+`lock` guards all state of one writer. It is held neither during I/O nor by a caller that waits. It is reentrant, since a
+writer may be garbage-collected anywhere, and knows its thread, so that a signal handler can be refused.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
 
 from lance_memwal.clock import Clock
 from lance_memwal.errors import (
@@ -36,11 +36,11 @@ from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.telemetry import active
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, Place, Waiters
 
-__all__ = ["Health"]
-
 _LOG = logging.getLogger(__name__)
 _FLUSH_FAILURES_TO_REPORT = 5
 _OPEN, _CLOSING, _CLOSED = "open", "closing", "closed"
+Given = TypeVarTuple("Given")
+T = TypeVar("T")
 
 
 class Health:
@@ -59,15 +59,18 @@ class Health:
         self.make_locks()
         self._state = _OPEN
         self._closer = 0
-        self._promised = False  # a signal handler was told that the writer will be closed
-        self._errand: Callable[[], None] | None = None
+        self._close_request: Callable[[], None] | None = None  # of a signal handler
+        self._inside: set[int] = set()  # threads that are in a write
+        self._ends_in = 0  # the thread that ends the program
         self.is_parked = False
         self.poison: WriterPoisonedError | None = None
         self.fenced: FencedError | None = None
         self.replaced: TableReplacedError | None = None
         self.has_failed = False  # whether one of the three is there: nothing is written any more
         self._flush_error: MemWalError | None = None
-        self.flush_failures = 0
+        self._failed_attempt = 0  # the number of the attempt that failed with this error
+        self.flush_attempts = 0
+        self.flush_failures = 0  # since the last success
 
     def make_locks(self) -> None:
         """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
@@ -87,11 +90,6 @@ class Health:
             self._raise_poison(self.poison)
         if self._state != _OPEN:
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
-
-    @property
-    def is_only_fenced(self) -> bool:
-        """Whether another writer claimed the shard, and nothing worse happened."""
-        return self.fenced is not None and self.poison is None and self.replaced is None
 
     def refuse_writes(self) -> None:
         """Raise if this writer must not accept rows any more."""
@@ -122,10 +120,14 @@ class Health:
         if self.poison is not None or (owes and self.has_failed):
             self.refuse_commits()
 
-    def refuse_failing_flush(self) -> None:
-        """Raise the error of a flush that failed again and again (retries go on)."""
-        if self._flush_error is not None and self.flush_failures >= _FLUSH_FAILURES_TO_REPORT:
-            raise self._flush_error.with_traceback(None)  # raised many times: its traceback must not grow
+    def refuse_failing_flush(self, since: int = 0) -> None:
+        """Raise the error of a flush that failed repeatedly; the flusher continues to retry.
+
+        Only attempts after number `since` count: a caller passes `flush_attempts` as it was when the wait began.
+        """
+        is_reported = self.flush_failures >= _FLUSH_FAILURES_TO_REPORT and self._failed_attempt > since
+        if self._flush_error is not None and is_reported:
+            raise self._flush_error.with_traceback(None)  # several callers raise it: its traceback must not grow
 
     def look_at_table(self) -> None:
         """Return only if the table is still the one that this writer opened."""
@@ -177,7 +179,7 @@ class Health:
             if not isinstance(error, MemWalError):
                 error = UnavailableError(f"flushing shard {self.shard_id} failed: {cause}", ambiguous=False)
                 error.__cause__ = cause
-            self._flush_error = error
+            self._flush_error, self._failed_attempt = error, self.flush_attempts
             self.flush_failures += 1
             self.changed.wake_all()
         _LOG.warning("flush failed [shard=%s, failures=%d]: %s", self.shard_id, self.flush_failures, error)
@@ -215,38 +217,27 @@ class Health:
             place.sleep(deadline.left_seconds)
             deadline.refuse_passed(f"another thread was still closing the writer of shard {self.shard_id}")
 
-    @property
-    def closes_here(self) -> bool:
-        """Whether the calling thread must close this writer."""
-        return self._state == _CLOSING and self._closer == threading.get_ident()
-
-    def leave_closing(self) -> bool:
-        """Let the ticker close, if that was promised: the thread that closed was interrupted. False: it was not."""
-        if self._promised:
-            self._closer = 0
-            self.wake_all()
-        return self._promised
-
-    def promise_to_close(self, errand: Callable[[], None], *, at_once: bool) -> None:
-        """Refuse writes from now on (`at_once`: commits too), and let the ticker do `errand`: the calling thread holds
-        what the errand may wait for."""
+    def request_close(self, close: Callable[[], None], *, at_once: bool) -> None:
+        """Refuse writes from now on (`at_once`: commits too) and let the ticker call `close`: the calling thread holds what
+        it may wait for."""
         if self._state != _CLOSED:
-            self._promised, self._state, self._errand = True, _CLOSED if at_once else _CLOSING, errand
+            self._state, self._close_request = _CLOSED if at_once else _CLOSING, close
         self._ticker.poke()
 
-    def take_errand(self) -> Callable[[], None] | None:
-        """What the ticker must do first, for a caller that must not wait."""
-        errand, self._errand = self._errand, None
-        return errand
+    def take_close_request(self) -> Callable[[], None] | None:
+        """The close that a signal handler requested, once."""
+        close, self._close_request = self._close_request, None
+        return close
 
     def close(self) -> None:
-        """Be closed; may be called anywhere, and waits for nothing."""
+        """Be closed. May be called anywhere; waits for nothing."""
         self._state = _CLOSED
         self.wake_all()
 
     def orphan(self) -> None:
         """Be closed in a forked child, with locks that nobody holds."""
         self.make_locks()
+        self._inside, self._ends_in = set(), 0
         self._state = _CLOSED
 
     def park(self) -> None:
@@ -254,12 +245,28 @@ class Health:
         self.refuse_writes()
         self.is_parked, self._state = True, _CLOSED
 
-    def wait_closed(self, deadline: float) -> None:
-        """Return when nobody is closing this writer any more, or at `deadline` (`monotonic`)."""
-        while self._state == _CLOSING and self._clock.monotonic() < deadline:
-            place = self.changed.stand()
-            if self._state == _CLOSING:
-                place.sleep()
+    def inside(self, write: Callable[[*Given], T], *given: *Given) -> T:
+        """The result of `write`, which the end of the program waits for: a daemon thread that returned from native code
+        later would abort the process."""
+        me = threading.get_ident()
+        while self._ends_in not in (0, me):
+            self._clock.sleep(LOOK_AGAIN_SECONDS)  # until the process is gone
+        try:
+            self._inside.add(me)
+            return write(*given)
+        finally:
+            self._inside.discard(me)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether another thread is in a write."""
+        return bool(self._inside - {threading.get_ident()})
+
+    def end_program(self, deadline: float) -> None:
+        """Let no other thread begin a write, and wait until `deadline` for a requested close and for those that began."""
+        self._ends_in = threading.get_ident()
+        while (self._state == _CLOSING or self.is_used) and self._clock.monotonic() < deadline:
+            self._clock.sleep(0.001)
 
     # ------------------------------------------------------------------------------------------------------- waiting
 
@@ -274,16 +281,19 @@ class Health:
             wake()
 
     def wait_until(self, done: Callable[[], bool], timeout_seconds: float | None, *, of_flush: bool = True) -> bool:
-        """Wait until `done`, which is asked under `lock`; False on time-out. Poison, fences and aborts raise, and failing
-        flushes, unless what is waited for needs none."""
+        """Wait until `done()`, called under `lock`, is true; False on time-out.
+
+        Poison, fences and aborts raise. With `of_flush`, a flush that keeps failing raises after its next attempt.
+        """
         deadline = None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds
+        attempts = self.flush_attempts
         while True:
             with self.lock:
                 if done():
                     return True
                 self.refuse_commits()
                 if of_flush:
-                    self.refuse_failing_flush()
+                    self.refuse_failing_flush(attempts)
                 left = LOOK_AGAIN_SECONDS if deadline is None else deadline - self._clock.monotonic()
                 if left <= 0:
                     return False

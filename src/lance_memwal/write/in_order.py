@@ -11,20 +11,19 @@ from typing import Any
 
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.memtable.memtable import InMemoryMemTables
-from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.fit import Fitted, Missing
+from lance_memwal.rows.ingest import reread
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import Transaction
 from lance_memwal.write import changes, resolved
+from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.live_rows import KeysOfWrite, LookUp
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.sequences import Span, span_of
 from lance_memwal.write.shard import Shard
-from lance_memwal.write.writes import insert
-
-__all__ = ["put_in_order"]
+from lance_memwal.write.writes import insert, with_current_columns
 
 
 class _LateError(Exception):
@@ -43,9 +42,10 @@ def put_in_order(
     """Insert rows, without those that are late; `highest` finds the highest sequence of all tiers, once."""
     transaction = as_transaction(txn)
 
-    def put() -> WriteResult:
-        fitting = shard.columns.fitting
-        rows = fitting.fit(*fitting.take(data, missing))
+    given = reread(data)
+
+    def put(fitting: Fitting) -> WriteResult:
+        rows = fitting.fit(*fitting.take(given, missing))
         span = span_of(rows.batches, merge.sequence)
         shard.sequences.know(lambda: highest(_memory(shard)))
         late = shard.sequences.is_late(span.lowest) or not (span.ascends or _has_each_key_once(rows, fitting.schema))
@@ -55,9 +55,9 @@ def put_in_order(
             except _LateError:
                 pass
         change = changes.put(Fitted(rows.batches, fitting.schema), missing)(fitting)
-        return resolved.write_inside(shard, look_up, change, transaction)  # whoever waits to park it would be first
+        return resolved.write_fitted(shard, fitting, look_up, change, transaction)
 
-    return shard.gate.let_in(put)
+    return with_current_columns(shard, put)
 
 
 def _has_each_key_once(rows: WriteRows, schema: TableSchema) -> bool:
@@ -68,22 +68,19 @@ def _has_each_key_once(rows: WriteRows, schema: TableSchema) -> bool:
 def _memory(shard: Shard) -> InMemoryMemTables:
     """Everything that was inserted so far."""
     tables = shard.tables.need()
-    refuse_on_top(shard.health.lock, "a write")
+    shard.commits.refuse_on_top()
     with shard.health.lock:
         shard.health.refuse_writes()
         return tables.capture(shard.commits.buffered)
 
 
 def _insert(shard: Shard, rows: WriteRows, span: Span, txn: Transaction | None) -> WriteResult:
-    commits = shard.commits
-
     def decide() -> WriteRows:
         if shard.sequences.is_late(span.lowest):
             raise _LateError
         shard.sequences.note(span.highest)
         return rows
 
-    commits.refuse_on_top()
     started = shard.clock.monotonic()
     result = insert(shard, rows, txn, decide)
     shard.count_put(started)

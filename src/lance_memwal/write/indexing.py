@@ -22,8 +22,6 @@ from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.write.health import Health
 from lance_memwal.write.stats import StatsHandle
 
-__all__ = ["Indexing"]
-
 _SLICE_ROWS = 512
 
 

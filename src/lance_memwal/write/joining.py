@@ -23,7 +23,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import RETRY, SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ConflictError, FencedError
 from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
 from lance_memwal.log.transactions import as_transaction
@@ -38,14 +38,11 @@ from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import AppendResult, Guard, OnceAppender
 from lance_memwal.write.presence import lives_here, why_kept
 
-__all__ = ["AT_ONCE", "FindOwner", "Given", "OwnerGoneError", "Patience", "ServedOwner", "Sink"]
-
 _LOG = logging.getLogger(__name__)
 AT_ONCE = 16
 """How many shards a sink appends to at the same time: most of that time it waits for a store."""
 _LOOK_SECONDS = 0.5
 _TELL_SECONDS = 5.0
-_BACK_OFF = BackOff(0.005, 0.25)
 _PLAIN = Terms()
 
 
@@ -149,8 +146,8 @@ class Sink:
 
     def _append_once(self, shard_id: str, given: Given, terms: Terms, *, looked: bool) -> AppendResult:
         deadline = Deadline(self._clock, self._patience.wait_seconds)
-        kept = replace(given, txn=given.txn or self.appender.own_transaction())
         with self._turn(shard_id, deadline), Trial() as trial:
+            kept = replace(given, txn=given.txn or self.appender.own_transaction())  # in the order of the entries
             result = self._append(shard_id, kept, terms, deadline, trial, looked=looked)
         if given.txn is None and result.skipped:  # nobody else has this transaction: an attempt of ours wrote it
             return replace(result, skipped=False, rows=sum(batch.num_rows for batch in given.batches))
@@ -173,7 +170,7 @@ class Sink:
                 self._joined.pop(shard_id, None)
                 if not deadline.left_seconds:
                     raise self._kept_out(shard_id) from error
-            _BACK_OFF.wait(self._clock, attempt)
+            RETRY.wait(self._clock, attempt)
             attempt += 1
 
     def _append_beside_others(

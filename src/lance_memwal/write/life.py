@@ -28,14 +28,13 @@ from lance_memwal.log.transactions import TransactionMap
 from lance_memwal.log.wal import OpenedLog, ShardLog
 from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.deadline import Deadline
+from lance_memwal.process.telemetry import spanned
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.write.claim import claim_log, manifests_of
 from lance_memwal.write.flush import Flushing, Ticking
 from lance_memwal.write.replay import replay
 from lance_memwal.write.shard import Shard
 from lance_memwal.write.stats import StatsHandle
-
-__all__ = ["Parked", "close", "drain", "open_shard", "park", "start"]
 
 _LOG = logging.getLogger(__name__)
 _PARK_SECONDS = 10.0  # others wait for the place meanwhile
@@ -59,6 +58,13 @@ class Parked:
     is_lost: bool = False
 
 
+def _about_opened(_target: ShardTarget, config: WriterConfig, *_: object, result: Shard | None) -> dict[str, str | int]:
+    if result is not None:
+        return result.span_attributes(result.tables.unflushed_rows)
+    return {} if config.shard_id is None else {"shard": str(config.shard_id)}
+
+
+@spanned("memwal.open", about=_about_opened)
 def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: Parked | None = None) -> Shard:
     """Claim and replay the shard, or take a parked one up again; the caller validated `target` and `config`."""
     shard_id = config.shard_id if config.shard_id is not None else clock.uuid4()
@@ -72,6 +78,14 @@ def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: 
     shard = Shard(target, config, clock, opened, manifests, None if parked is None else parked.stats)
     if config.enable_memtable:
         replay(shard, opened)
+    _LOG.log(
+        logging.INFO if parked is None else logging.DEBUG,
+        "opened writer [shard=%s, epoch=%d, generation=%d, mode=%s]",
+        shard_id,
+        shard.log.epoch,
+        shard.tables.generation,
+        "memtable" if config.enable_memtable else "wal-only",
+    )
     return shard
 
 
@@ -93,26 +107,27 @@ def _opened_again(parked: Parked, manifests: ShardManifestStore) -> OpenedLog:
 # ------------------------------------------------------------------------------------------------------------ ending
 
 
+def about_unflushed(shard: Shard, *_: object, **_result: object) -> dict[str, str | int]:
+    """Attributes of a span: a shard with the rows that are in no SSTable yet."""
+    return shard.span_attributes(shard.tables.unflushed_rows)
+
+
+@spanned("memwal.close", about=about_unflushed)
 def close(shard: Shard, stop: Callable[[float], None]) -> None:
-    """Flush the log and all memtables, and `stop` within some seconds; raises the first failure. Idempotent."""
-    deadline, hangs, is_flushed = Deadline(shard.clock), False, False
-    begun, interrupted = None, True
+    """Flush the log and all memtables, then `stop` within some seconds. Raises the first failure. Idempotent."""
+    deadline = Deadline(shard.clock)
+    if not shard.health.begin_closing(deadline):
+        return
     try:
-        begun = shard.health.begin_closing(deadline)
-        if not begun:
-            return
+        _LOG.info("closing writer [shard=%s, epoch=%d]", shard.log.shard_id, shard.log.epoch)
         _flush(shard, deadline)
-        interrupted, is_flushed = False, True
-    except Exception:
-        interrupted, hangs = False, not deadline.left_seconds
+    except BaseException as error:
+        stop(JOIN_SECONDS if deadline.left_seconds else _HANGING_SECONDS)
+        _LOG.info("closed writer with an error [shard=%s, epoch=%d]: %s", shard.log.shard_id, shard.log.epoch, error)
         raise
-    finally:
-        if begun is None:  # interrupted while it began
-            begun = shard.health.closes_here
-        if begun and not (interrupted and shard.health.leave_closing()):
-            stop(_HANGING_SECONDS if hangs else JOIN_SECONDS)
-    if is_flushed:
-        _leave_joint(shard)
+    stop(JOIN_SECONDS)
+    _leave_joint(shard)
+    _LOG.info("closed writer [shard=%s, epoch=%d]", shard.log.shard_id, shard.log.epoch)
 
 
 def _leave_joint(shard: Shard) -> None:
@@ -152,6 +167,7 @@ def _wait_for_bulk(shard: Shard, deadline: Deadline) -> None:
         raise deadline.error(f"a bulk write of shard {shard.log.shard_id} was still under way; it was not acknowledged")
 
 
+@spanned("memwal.drain", about=about_unflushed)
 def drain(shard: Shard, deadline: Deadline, way_out: str) -> None:
     """Return when every frozen memtable is an SSTable; `UnavailableError` at the deadline, with the way out."""
     tables = shard.tables
@@ -162,19 +178,26 @@ def drain(shard: Shard, deadline: Deadline, way_out: str) -> None:
 
 
 def park(shard: Shard, stop: Callable[[float], None]) -> Parked | None:
-    """Close a writer, with everything durable; None if it does not write any more, or is too busy: it stays as it is."""
-    commits, deadline = shard.commits, Deadline(shard.clock, _PARK_SECONDS)
+    """Close a writer, with everything durable; None if it no longer writes or another thread writes: it stays open."""
+    deadline = Deadline(shard.clock, _PARK_SECONDS)
+
+    def make_flushed() -> bool:
+        if not shard.commits.wait_durable(shard.commits.buffered, deadline.left_seconds):
+            return False
+        if shard.tables.is_long_to_replay:
+            shard.seal()
+        drain(shard, deadline, "it stays open")
+        with shard.health.lock:
+            if shard.tables.frozen:  # since then: its flush may outlive this writer, and the epoch is used again
+                return False
+            shard.health.park()
+            return True
+
     try:
-        with shard.gate.closed(deadline):
-            _wait_for_bulk(shard, deadline)
-            commits.make_durable(commits.buffered)
-            if shard.tables.is_long_to_replay:
-                shard.seal()
-            drain(shard, deadline, "it stays open")
-            with shard.health.lock:
-                if shard.tables.frozen:  # since then: its flush may outlive this writer, and the epoch is used again
-                    return None
-                shard.health.park()
+        with shard.health.lock:
+            shard.health.refuse_failing_flush()  # the next attempt may be seconds away: it is not worth the wait
+        if shard.health.is_used or not shard.commits.alone(make_flushed, deadline):
+            return None
     except MemWalError:
         return None
     reach("park.before_stop")

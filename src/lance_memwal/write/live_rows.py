@@ -19,15 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.memtable.memtable import InMemoryMemTables, key_values
+from lance_memwal.memtable.key_index import key_values
+from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.resolve import Live
 from lance_memwal.write.shard import Shard
-
-__all__ = ["KeysOfWrite", "LiveRows", "Look", "LookUp", "live_of"]
 
 # The newest row of each key that the shard (memtables are given) or the base table has: these columns, `_tombstone` last.
 LookUp: TypeAlias = Callable[[pa.RecordBatch, Sequence[str], TableSchema, InMemoryMemTables], pa.Table]
@@ -71,13 +70,14 @@ class Look:
 
 
 class LiveRows:
-    """Finds live rows for the writes of one shard."""
+    """Finds live rows for one write to a shard. `StaleRowsError` if the shard no longer has the columns of `schema`."""
 
-    __slots__ = ("_look_up", "_shard")
+    __slots__ = ("_look_up", "_schema", "_shard")
 
-    def __init__(self, shard: Shard, look_up: LookUp) -> None:
+    def __init__(self, shard: Shard, look_up: LookUp, schema: TableSchema) -> None:
         self._shard = shard
         self._look_up = look_up
+        self._schema = schema
 
     def find(self, keys: KeysOfWrite, columns: Sequence[str]) -> Look:
         """The live rows of `keys`, as of now."""
@@ -86,6 +86,7 @@ class LiveRows:
         refuse_on_top(health.lock, "a write")
         with health.lock:
             health.refuse_writes()
+            shard.commits.refuse_stale(self._schema)
             end = shard.commits.buffered
             memory = tables.capture(end)
         names = [*columns, TOMBSTONE]
@@ -107,7 +108,7 @@ class LiveRows:
         start: int,
     ) -> list[pa.Array]:
         """The rows of the keys that are `left`; `at` gets their numbers, from `start` on."""
-        schema = self._shard.columns.target.schema
+        schema = self._schema
         asked = [column if left.all() else column.filter(pa.array(left)) for column in keys.columns]
         batch = pa.RecordBatch.from_arrays(asked, names=list(schema.primary_key))
         wanted = list(dict.fromkeys([*columns, *schema.primary_key]))
@@ -123,6 +124,7 @@ class LiveRows:
         """
         shard = self._shard
         tables, end = shard.tables.need(), shard.commits.buffered
+        shard.commits.refuse_stale(self._schema)
         if end == look.end:
             return look
         memory = tables.capture(end)

@@ -1,29 +1,29 @@
-"""Appending to a shard exactly once, from any process that is told the epoch.
+"""Append to a shard exactly once, next to any number of other processes.
 
-Owns `OnceAppender`. Its epochs are joint (RFC 0017): a claim is a small value that can be sent to other processes, or found
-out by them, and each of them may append with it, without a writer and without talking to the others. Invariants:
+Owns `OnceAppender`. It appends in shared epochs (RFC 0017): a claim is a small value that other processes can use, too, and none
+of them talks to another. Rule numbers, as in `append R5`, are those of `tests/model_check/shared_world.py`. Invariants:
 
-1. An append goes by a whole tail, read before the manifest that the reading started from was confirmed, so that everything
-   below the position that it creates is known: a version of an application can be in the log once only, however many
-   attempts race. What was read of a log while the manifest moved is forgotten, not only left unused: a late put may have
-   been among it, in a slot that collection emptied.
-2. All rows of one transaction are one WAL entry, or one generation where they are too large; never several entries.
-3. Every append is a transaction: the user's, or one of this appender's own. Whether it is in the shard is answered by the
-   map, also after a look at the manifest says that the cursor has passed the entry.
-4. A generation is sealed before it is flushed: a mark at the tip says where it ends. Whoever appends above the mark has
-   read it and takes the next generation, so that no entry comes too late for its generation. A seal holds in its own
-   epoch only.
-5. Rows without an entry are announced by a bulk mark at the tip, after they are written and while nothing else is in the
-   tail. The mark decides: whoever reads it first publishes what it announces, and only then goes on.
-6. A higher epoch, in the manifest or in the log, is a `FencedError`; what it finds unpublished of a bulk mark is lost.
-7. A base table that is older than it was, or another object of the same version, was copied back to its place, and the logs with
-   it: what was remembered of them is forgotten, and claims of before are refused.
-8. An append is of one version of the base table from its rows to its entry, whatever other threads learn meanwhile.
+1. An append follows every entry below its position: the appender keeps the tail of the log in memory. A manifest check confirms
+   the tail after it was read (R3). If the manifest moved, the appender drops the tail and everything that came from it: a
+   position that GC emptied may have held a late put.
+2. An entry counts once a manifest check after its create finds the manifest unmoved, or its cursor below the entry (R5).
+   Otherwise the append starts again, and the transaction map decides.
+3. If the create finds another entry, the appender absorbs that entry and tries the next position (R6). A create may follow one
+   entry that no check has confirmed (R8). An answer without a create needs a check first.
+4. All rows of one transaction are in one WAL entry. If they are too large for one, they are in one generation.
+5. Every entry has a transaction of this process, and that of the user if there is one (R11). The transaction map decides
+   whether an append is in the shard. The own transaction also names the writer, for turns (R9).
+6. A generation is sealed before it is flushed: a marker entry says where it ends. An appender that reads the seal uses the next
+   generation. A seal holds in its own epoch only.
+7. A bulk marker at the tip announces rows without an entry. It is created after the rows are written, while the tail is empty.
+   The first process that reads the marker publishes the rows before it continues.
+8. A higher epoch, in the manifest or in the log, raises `FencedError`. Unpublished rows of a bulk marker are then lost.
+9. If the base table is older than before, or another object of the same version, the table and its logs were restored from a
+   copy. The appender then drops all tails and refuses older claims.
+10. One append uses one version of the base table, from its rows to its entry.
 
-What was read of a log is remembered per process: entries never change, so that only new ones are read again. Nor is a log
-read again before an append whose shard did not move since the last one: a process that knows its tail is one that slept since
-its last look, and a sleeper is harmless. If something came since, the create fails, and what is met is read; if the slot was
-emptied, the look at the manifest after the create says so. So an append in peace costs the create and that look.
+An undisturbed append makes two requests: the create, and the manifest check. After a collision the entries of other writers are
+the only ones that it reads.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import (
@@ -49,9 +48,10 @@ from lance_memwal.errors import (
     DirectoryNotFoundError,
     FencedError,
     InvalidInputError,
+    MemWalError,
     ObjectExistsError,
-    ObjectNotFoundError,
     TableReplacedError,
+    UnavailableError,
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
@@ -59,22 +59,28 @@ from lance_memwal.lance.live_details import note_sequence
 from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import EntryEncoder, RowEncoder, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.reading import list_positions, read_run, read_tail, read_transactions
+from lance_memwal.log.reading import list_positions, read_next, read_run, read_tail, read_transactions
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.tail import LogRun, generation_of, settled
-from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, maps_beside
-from lance_memwal.log.wal import met_entry
+from lance_memwal.log.transactions import (
+    OWN_EXPIRY_MS,
+    OWN_PREFIX,
+    ShardTime,
+    TransactionMap,
+    as_transaction,
+    is_own,
+)
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.trial import Trial
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.fit import at_most
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding
-from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.sstable.write import discard_sstable, not_published
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.sequenced import MAX_TRIES, attempts
 from lance_memwal.types import (
     EntryFooter,
     EntryTransaction,
@@ -84,18 +90,17 @@ from lance_memwal.types import (
     WalEntry,
 )
 from lance_memwal.write.admission import AppendedRows, StoredLookUp, rows_now
+from lance_memwal.write.append_turns import AppendTurns
 from lance_memwal.write.changes import Terms, appended, merged
 from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.flush import publish
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
 
-__all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "Guard", "OnceAppender", "ShardTail"]
-
 _LOG = logging.getLogger(__name__)
 DEFAULT_MAX_ENTRY_BYTES = 64 << 20
-_MAX_TRIES = 64
-_BACK_OFF = BackOff(0.005, 0.25)
+_READ_AFTER_COLLISION = 3
+_READ_AFTER_PAUSE = 8
 _PLAIN = Terms()
 Guard: TypeAlias = Callable[[int], None]
 """Raises if an append must not be made; it is told the last position below the entry, when all below it is known."""
@@ -128,9 +133,10 @@ class AppendResult:
 
 @dataclass(slots=True)
 class ShardTail:
-    """What this process knows of a shard: its manifest, its unflushed entries, and its transactions.
+    """A shard in the memory of this process: its manifest, the size of its tail, and its transactions.
 
-    `run` is the generation that the next entry belongs to; `announced` is a bulk mark that nobody has published yet.
+    `run` is the generation that the next entry belongs to. `announced` is an unpublished bulk write. `unconfirmed` counts the
+    entries that were absorbed after the last manifest check (append R8).
     """
 
     manifest: ShardManifest
@@ -140,7 +146,7 @@ class ShardTail:
     entries: int = 0
     size_bytes: int = 0
     announced: tuple[int, SsTable] | None = None
-    maps_read: set[str] = field(default_factory=set)
+    unconfirmed: int = 0
 
     def end_at(self, position: int, run: LogRun, size_bytes: int) -> None:
         """Note one more entry, the last one now, in one step."""
@@ -185,6 +191,49 @@ class _Version:
         return [pa.RecordBatch.from_arrays(batch.columns, schema=self.schema.memory) for batch in batches]
 
 
+@dataclass(slots=True)
+class _Append:
+    """One append: its rows, its transactions (`own` is that of this process), and the result once an entry was created."""
+
+    claim: ShardClaim
+    version: _Version
+    find_rows: Callable[[], AppendedRows]
+    txn: Transaction
+    own: Transaction
+    guard: Guard
+    trial: Trial
+    begun_ms: int | None = None  # shard time of its first entry, which may count or not
+    created: AppendResult | None = None
+
+    def answer(self, tail: ShardTail) -> AppendResult | None:
+        """The result, if the tail has the transaction already; raises if the append must not be made."""
+        if tail.transactions.is_repeat(self.txn):
+            return self.created or AppendResult(self.claim.shard_id, 0, skipped=True)
+        if self.begun_ms is not None and self.own == self.txn:
+            _check_remembered(tail.transactions.time.newest_ms - self.begun_ms)
+        tail.transactions.admit(self.txn)
+        if self.own != self.txn:
+            tail.transactions.admit(self.own)
+        self.guard(tail.last_position)
+        return None
+
+    def entry_transactions(self, rows: int) -> tuple[EntryTransaction, ...]:
+        """The transactions of its entry (append R11)."""
+        txns = (self.txn,) if self.own == self.txn else (self.txn, self.own)
+        return tuple(EntryTransaction(txn, 0, rows) for txn in txns)
+
+
+def _check_remembered(age_ms: int) -> None:
+    """Raise if the shard may have forgotten an own transaction of this age (append R7)."""
+    if age_ms > OWN_EXPIRY_MS // 2:
+        raise UnavailableError(
+            f"the outcome of this append is unknown: its entry was created {age_ms // 60_000} minutes ago, and the shard "
+            "may have forgotten it; check whether its rows are in the table before you write them again",
+            ambiguous=True,
+            retryable=False,
+        )
+
+
 class OnceAppender:
     """Appends to claimed shards of one table. Any number of processes may have one each; threads may share one as long
     as each shard has one thread."""
@@ -198,7 +247,8 @@ class OnceAppender:
         look_up: StoredLookUp | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry.
+        """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry; default: the table's
+        setting, at most 64 MiB.
 
         `look_up` finds rows on storage, which conditions need, and all appends to a table with a merge.
         """
@@ -209,11 +259,13 @@ class OnceAppender:
         self._lock = threading.RLock()
         self._forked = False
         close_in_child(self)
-        self._max_entry_bytes = DEFAULT_MAX_ENTRY_BYTES if max_entry_bytes is None else max_entry_bytes
+        self._max_entry_bytes = max_entry_bytes
         self._manifests: dict[str, ShardManifestStore] = {}
         self._tails: dict[str, ShardTail] = {}
         self._times: dict[str, ShardTime] = {}  # since the first look at each shard
-        check_table(base)
+        self._turns: dict[str, AppendTurns] = {}
+        self._begun: dict[Transaction, int] = {}  # undecided own transactions: shard time of their first entries
+        base.check_columns()
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
         self._own = _OwnTransactions(clock)
@@ -223,6 +275,8 @@ class OnceAppender:
     def _version_of(self, base: BaseTable) -> _Version:
         """What appends go by from now on; refused if the columns of the base table cannot be written."""
         config = writer_config(base, None, {}, ())
+        largest = self._max_entry_bytes or min(config.max_entry_bytes, DEFAULT_MAX_ENTRY_BYTES)
+        config = config.replace(max_entry_bytes=largest)
         target = target_of(self.location, base, None, fsync=config.fsync, watch=self._watch)
         return _Version(base, target, config, RowEncoder(target.schema.wal))
 
@@ -314,8 +368,13 @@ class OnceAppender:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         fitting = version.fitting(claim.shard_id, routed=routed_by == version.base.sharding)
         find_rows = self._rows(claim, version, fitting, given, terms)
+        own = transaction if is_own(transaction.app) else self.own_transaction()
+        begun_ms = self._begun.get(own)
         with trial or Trial() as trial:
-            return self._append(claim, version, find_rows, transaction, guard or _unguarded, trial)
+            append = _Append(claim, version, find_rows, transaction, own, guard or _unguarded, trial, begun_ms)
+            result = self._append(append)
+        self._begun.pop(own, None)
+        return result
 
     def note_sequence(self, terms: Terms) -> None:
         """Return when the table knows by which sequence rows are decided, if these terms say so: deletes need it later."""
@@ -360,66 +419,140 @@ class OnceAppender:
                 f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
             )
 
-    def _append(
-        self,
-        claim: ShardClaim,
-        version: _Version,
-        find_rows: Callable[[], AppendedRows],
-        txn: Transaction,
-        guard: Guard,
-        trial: Trial,
-    ) -> AppendResult:
-        schema, config = version.schema, version.config
-        created: AppendResult | None = None
-        for attempt in range(_MAX_TRIES):
-            tail = (None if attempt else self._known(claim)) or self.catch_up(claim)
-            if tail.transactions.is_repeat(txn):
-                return created or AppendResult(claim.shard_id, 0, skipped=True)
-            tail.transactions.admit(txn)
-            guard(tail.last_position)
-            now = find_rows()
-            rows, size = now.num_rows, version.encoder.measure(now.batches)
-            if not rows:
-                return AppendResult(claim.shard_id, 0, rejected=now.rejected)
-            if size > self._max_entry_bytes:
-                return self._publish(claim, version, find_rows, txn, guard, trial)
-            fitted = at_most(config.max_memtable_batches, now.batches, schema.memory)
-            run = tail.run.after(fitted, size, config, schema.small_dictionaries)
-            generation = run.generation
-            footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
-            footer = footer._replace(joint=True)
-            capacity = config.max_memtable_batches
-            target = blob_target(schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
-            data = version.entry_encoder(claim, generation, target).encode(fitted, footer)
-            position = tail.last_position + 1
-            reach("once.before_put")
-            if self._create(claim, position, data):
-                trial.is_begun = True
-                reach("once.after_put")
-                created = AppendResult(claim.shard_id, rows, position, generation, rejected=now.rejected)
-                newest = self.manifests(claim.shard_id).check_fenced(claim.epoch)  # an emptied slot looks free
-                if position > newest.replay_after_wal_entry_position:
-                    tail.transactions.take(footer, generation)  # first: a tail that ends here knows what the entry says
-                    tail.end_at(position, run, len(data))
-                    if newest != tail.manifest:
-                        self._tails.pop(claim.shard_id, None)  # flushed up to here, or compacted: it is read again
-                    return created
-            _BACK_OFF.wait(self._clock, attempt)
+    def _append(self, append: _Append) -> AppendResult:
+        claim = append.claim
+        for attempt in range(MAX_TRIES):  # without a growing wait: turns decide who waits
+            tail = self._take_turn(claim, is_first=not attempt)
+            if tail is None:
+                continue
+            now: AppendedRows | None = None
+            try:
+                answer = append.answer(tail)
+                if answer is None:
+                    now = append.find_rows()
+                    answer = None if now.num_rows else AppendResult(claim.shard_id, 0, rejected=now.rejected)
+            except MemWalError:
+                if not tail.unconfirmed:
+                    raise
+                answer = now = None
+            if answer is None and now is not None:
+                size = append.version.encoder.measure(now.batches)
+                if size > append.version.config.max_entry_bytes:
+                    return self._publish(append)
+                answer = self._put(append, tail, now, size)
+                if answer is not None:
+                    return answer
+            elif tail.unconfirmed:  # append R8: without a create, a manifest check decides first
+                self._confirm(claim, tail)
+            elif answer is not None:
+                return answer
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
 
-    def _create(self, claim: ShardClaim, position: int, data: bytes) -> bool:
-        """Create the entry; False if another one is there, which is then read with the tail. Fenced by a higher epoch."""
-        path = paths.wal_entry_path(claim.shard_id, position)
+    def _put(self, append: _Append, tail: ShardTail, now: AppendedRows, size: int) -> AppendResult | None:
+        """Create one entry after the tail and check the manifest (append R5); None: try again."""
+        claim, version, rows = append.claim, append.version, now.num_rows
+        schema, config = version.schema, version.config
+        fitted = at_most(config.max_memtable_batches, now.batches, schema.memory)
+        run = tail.run.after(fitted, size, config, schema.small_dictionaries)
+        generation, position = run.generation, tail.last_position + 1
+        txns = append.entry_transactions(rows)
+        footer = tail.transactions.footer(generation, txns, self._watch.tag, schema.base)
+        footer = footer._replace(joint=True)
+        capacity = config.max_memtable_batches
+        target = blob_target(schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
+        data = version.entry_encoder(claim, generation, target).encode(fitted, footer)
+        reach("once.before_put")
+        if not self._create(claim, tail, data):
+            return None
+        self._begin(append, footer, AppendResult(claim.shard_id, rows, position, generation, rejected=now.rejected))
+        reach("once.after_put")
+        self._turns_of(claim.shard_id).note_entry(footer)
+        if self._confirm(claim, tail):
+            tail.transactions.take(footer, generation)  # first: a tail that ends here knows what the entry says
+            tail.end_at(position, run, len(data))
+            return append.created
+        newest = self.manifests(claim.shard_id).check_fenced(claim.epoch)
+        is_above = position > newest.replay_after_wal_entry_position and generation >= newest.current_generation
+        return append.created if is_above else None
+
+    def _begin(self, append: _Append, footer: EntryFooter, created: AppendResult) -> None:
+        """Record that an entry of the append was created."""
+        append.trial.is_begun, append.created = True, created
+        append.begun_ms = self._begun.setdefault(append.own, footer.written_ms or 0)
+
+    def _confirm(self, claim: ShardClaim, tail: ShardTail) -> bool:
+        """The manifest check: whether the manifest of the tail is still the newest. If not, the tail is dropped."""
+        is_newest = self.manifests(claim.shard_id).is_newest(tail.manifest.version)
+        if is_newest:
+            tail.unconfirmed = 0
+        else:
+            self._tails.pop(claim.shard_id, None)
+        return is_newest
+
+    def _create(self, claim: ShardClaim, tail: ShardTail, data: bytes) -> bool:
+        """Create the entry after the tail; False if there is another one, which the tail then absorbs (append R6)."""
+        path = paths.wal_entry_path(claim.shard_id, tail.last_position + 1)
+        began, is_created = self._clock.monotonic(), True
         try:
             self.location.store.put_new(path, data, sync=self._version.config.fsync, make_directory=False)
         except DirectoryNotFoundError as error:
             self._watch.look()
             raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None
         except ObjectExistsError:
-            with suppress(ObjectNotFoundError):  # collected meanwhile: the tail is read again, from a newer cursor
-                met_entry(self.location.store.get(path), claim.shard_id, position, claim.epoch, self._watch)
-            return False
-        return True
+            is_created = False
+        self._turns_of(claim.shard_id).note_create(self._clock.monotonic() - began)
+        if not is_created and not self._follow(claim, tail, _READ_AFTER_COLLISION):
+            self._tails.pop(claim.shard_id, None)  # GC passed the position
+        return is_created
+
+    def _follow(self, claim: ShardClaim, tail: ShardTail, at_once: int) -> int:
+        """Absorb all new entries, `at_once` of them at a time; returns how many."""
+        found = 0
+        while True:
+            absorbed = self._absorb(claim, tail, at_once)
+            found += absorbed
+            if absorbed < at_once:
+                return found
+
+    def _absorb(self, claim: ShardClaim, tail: ShardTail, most: int) -> int:
+        """Add at most `most` entries of other writers to the tail, unconfirmed (append R6); returns how many."""
+        self._tails.pop(claim.shard_id, None)  # kept again once all of it is in the tail
+        start, shard_id, tag = tail.last_position + 1, claim.shard_id, self._watch.tag
+        for entry in read_next(self.location, shard_id, start, most, tag=tag, at_once=most):
+            if not entry.writer_epoch:  # of another table: is ours gone?
+                self._watch.look()
+            self._take(claim, tail, entry)
+            tail.unconfirmed += 1
+        self._tails[shard_id] = tail
+        return tail.last_position + 1 - start
+
+    # --------------------------------------------------------------------------------------------------------- turns
+
+    def _turns_of(self, shard_id: str) -> AppendTurns:
+        found = self._turns.get(shard_id)
+        if found is None:
+            found = self._turns[shard_id] = AppendTurns(self._own.app, self._clock)
+        return found
+
+    def _take_turn(self, claim: ShardClaim, *, is_first: bool) -> ShardTail | None:
+        """Wait until it is our turn to append (append R9), and follow the log; None if the tail was dropped."""
+        tail, turns = self._known(claim), self._turns_of(claim.shard_id)
+        if tail is None:
+            tail = self.catch_up(claim)
+        elif is_first and turns.follows_pause:
+            self._follow(claim, tail, _READ_AFTER_PAUSE)
+        while seconds := turns.seconds_left(tail.last_position + 1):
+            began = self._clock.monotonic()
+            self._absorb(claim, tail, 1)
+            read_seconds = self._clock.monotonic() - began
+            turns.note_read(read_seconds)
+            if tail.unconfirmed and turns.rank(tail.last_position + 1) == 1 and not self._confirm(claim, tail):
+                return None
+            if read_seconds < turns.poll_seconds:
+                self._clock.sleep(min(turns.poll_seconds - read_seconds, seconds))
+        if tail.announced is not None or (tail.unconfirmed > 1 and not self._confirm(claim, tail)):
+            return None
+        return tail
 
     # ------------------------------------------------------------------------------------------------------ the tail
 
@@ -431,6 +564,7 @@ class OnceAppender:
         tail = settled(store, first, partial(self._catch_up_to, claim), self._clock, newest)
         if tail is None:
             raise AssertionError("a shard that was claimed has a manifest")
+        tail.unconfirmed = 0
         self._tails[claim.shard_id] = tail
         return tail
 
@@ -446,12 +580,13 @@ class OnceAppender:
         return tail
 
     def _catch_up_to(self, claim: ShardClaim, manifest: ShardManifest) -> ShardTail:
-        """What is known of the shard and every entry that came since; a generation that is announced is published."""
-        # kept again once the manifest is confirmed, and not before
-        known = tail = self._tails.pop(claim.shard_id, None)
+        """The known tail and every entry above it; a generation that is announced is published."""
+        known = self._tails.pop(claim.shard_id, None)  # kept again once a manifest check has confirmed it
         positions = list_positions(self.location, claim.shard_id)
-        if tail is None or tail.manifest != manifest:
-            tail = self._restart(manifest, known, positions)
+        if known is not None and known.manifest == manifest:
+            tail = known
+        else:
+            tail = self._restart(manifest, None if known is None or known.unconfirmed else known, positions)
         end = max([manifest.replay_after_wal_entry_position, *positions[-1:]]) + 1
         for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end, tag=self._watch.tag):
             self._take(claim, tail, entry)
@@ -463,12 +598,11 @@ class OnceAppender:
 
     def _restart(self, manifest: ShardManifest, known: ShardTail | None, positions: list[int]) -> ShardTail:
         """A tail that begins at the cursor of `manifest`, with every transaction that is known so far."""
-        self.manifests(manifest.shard_id).sight(manifest)
-        maps_read = set() if known is None else known.maps_read
-        unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
+        store = self.manifests(manifest.shard_id)
+        if store.is_crowded:
+            store.sight(manifest)
         transactions = read_transactions(self.location, manifest, positions, self._clock, tag=self._watch.tag)
         transactions.keep_time(self._times.setdefault(manifest.shard_id, transactions.time))
-        transactions.merge(maps_beside(transactions, self.location, replace(manifest, sstables=unread)))
         if known is not None:
             transactions.follow(known.transactions)
         return ShardTail(
@@ -476,13 +610,13 @@ class OnceAppender:
             transactions=transactions,
             last_position=manifest.replay_after_wal_entry_position,
             run=LogRun(manifest.current_generation),
-            maps_read={sstable.path for sstable in manifest.sstables},
         )
 
     def _take(self, claim: ShardClaim, tail: ShardTail, entry: WalEntry) -> None:
         if entry.writer_epoch > claim.epoch:
             raise FencedError(claim.epoch, entry.writer_epoch, f"shard {claim.shard_id}, WAL position {entry.position}")
         tail.last_position = entry.position
+        self._turns_of(claim.shard_id).note_entry(entry.footer)
         if entry.footer is not None:
             self._take_footer(claim, tail, entry, entry.footer)
         generation = generation_of(entry, tail.manifest.current_generation, tail.run.generation)
@@ -528,20 +662,23 @@ class OnceAppender:
 
     def _sealed(self, claim: ShardClaim) -> ShardTail:
         """The tail, once everything in it is below a seal."""
-        for attempt in range(_MAX_TRIES):
-            tail = self.catch_up(claim)
-            if not tail.run.batches:
+        tail = self.catch_up(claim)
+        for _ in range(MAX_TRIES):
+            if tail.run.batches and tail.unconfirmed <= 1:
+                footer = tail.transactions.mark(seal=tail.run.generation, table=self._watch.tag, joint=True)
+                reach("once.before_seal")
+                if not self._create(claim, tail, encode_mark(claim.epoch, footer)):
+                    tail = self._known(claim) or self.catch_up(claim)
+                    continue
+            elif not tail.run.batches and not tail.unconfirmed:
                 return tail
-            footer = tail.transactions.mark(seal=tail.run.generation, table=self._watch.tag, joint=True)
-            reach("once.before_seal")
-            self._create(claim, tail.last_position + 1, encode_mark(claim.epoch, footer))
-            _BACK_OFF.wait(self._clock, attempt)
+            tail = self.catch_up(claim)  # append R17: a manifest check follows the seal
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than it can be sealed; retry")
 
     def _oldest_generation(self, claim: ShardClaim, schema: TableSchema, tail: ShardTail) -> tuple[int, int, pa.Table]:
         """The rows of the manifest's next generation and the last position that they cover."""
         manifest = tail.manifest
-        adapter, memory = RowAdapter(schema), schema.memory
+        adapter, memory = RowAdapter(schema, keeps_all=True), schema.memory
         current, covered = manifest.current_generation, manifest.replay_after_wal_entry_position
         batches: list[pa.RecordBatch] = []
         for entry in read_tail(self.location, manifest, tail.last_position + 1, tag=self._watch.tag):
@@ -550,7 +687,8 @@ class OnceAppender:
                 break
             covered = entry.position
             if generation is not None:
-                batches += (with_flags(*adapter.adapt(b, position=entry.position), memory) for b in entry.batches)
+                adapted = (adapter.adapt(b, entry.base, position=entry.position) for b in entry.batches)
+                batches += (with_flags(*item, memory) for item in adapted)
         if not batches:
             raise CorruptDataError(
                 f"generation {current} is missing in the log of shard {claim.shard_id}, although later ones are there",
@@ -558,52 +696,41 @@ class OnceAppender:
             )
         return current, covered, pa.Table.from_batches(batches, schema=memory)
 
-    def _publish(
-        self,
-        claim: ShardClaim,
-        version: _Version,
-        find_rows: Callable[[], AppendedRows],
-        txn: Transaction,
-        guard: Guard,
-        trial: Trial,
-    ) -> AppendResult:
+    def _publish(self, append: _Append) -> AppendResult:
         """Publish the rows as one generation, after everything that the log holds."""
-        now = AppendedRows([])
-        created: AppendResult | None = None
+        claim, version, now = append.claim, append.version, AppendedRows([])
         sstable: SsTable | None = None
-        for attempt in range(_MAX_TRIES):
+        for _ in attempts(f"the log of shard {claim.shard_id}", self._clock):
             tail = self.catch_up(claim)
-            if tail.transactions.is_repeat(txn):
-                return created or AppendResult(claim.shard_id, 0, skipped=True)
-            tail.transactions.admit(txn)
-            guard(tail.last_position)
+            answer = append.answer(tail)
+            if answer is not None:
+                return answer
             if tail.entries:
                 self.flush_tail(claim)
                 continue
             generation = tail.manifest.current_generation
             if sstable is None or sstable.generation != generation:
-                if sstable is not None and created is None:  # no mark names it: nobody else can know of it
+                if sstable is not None and append.created is None:  # no mark names it: nobody else can know of it
                     discard_sstable(self.location, claim.shard_id, sstable.path)
-                now = find_rows()
+                now = append.find_rows()
                 if not now.num_rows:
                     return AppendResult(claim.shard_id, 0, rejected=now.rejected)
                 table = pa.Table.from_batches(version.alike(now.batches))
                 sstable = self._write_sstable(claim, version, generation, table)
                 continue  # that took a while: look again
             footer = tail.transactions.mark(table=self._watch.tag, joint=True)._replace(
-                txns=(EntryTransaction(txn, 0, now.num_rows),), bulk=sstable
+                txns=append.entry_transactions(now.num_rows), bulk=sstable
             )
             position = tail.last_position + 1
             reach("once.before_mark")
-            if self._create(claim, position, encode_mark(claim.epoch, footer)):
-                trial.is_begun = True
+            if self._create(claim, tail, encode_mark(claim.epoch, footer)):
                 created = AppendResult(claim.shard_id, now.num_rows, generation=generation, rejected=now.rejected)
+                self._begin(append, footer, created)
                 reach("once.before_commit")
                 if self._commit(claim, sstable, position, announced=True):
                     reach("once.after_commit")
                     return created
-            _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"shard {claim.shard_id} changes faster than a generation can be published; retry")
+        raise AssertionError("the last attempt returns or raises")
 
     def _write_sstable(self, claim: ShardClaim, version: _Version, generation: int, rows: pa.Table) -> SsTable:
         self._check_claim(claim)
@@ -628,19 +755,22 @@ class OnceAppender:
 
 
 class _OwnTransactions:
-    """Transactions for appends that have none of their user's: one id per process, which counts."""
+    """Transactions of this process: one id, which counts (append R11)."""
 
-    __slots__ = ("_app", "_clock", "_lock", "_process", "_version")
+    __slots__ = ("_clock", "_lock", "_process", "_version", "app")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._process = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process, self.app, self._version = os.getpid(), OWN_PREFIX + self._clock.uuid4(), 0
 
     def next(self) -> Transaction:
-        """A transaction that nobody has used."""
+        """A transaction that no other append has."""
         with self._lock:
             if self._process != os.getpid():  # a forked child must not count on with its parent's id
-                self._process, self._app, self._version = os.getpid(), OWN_PREFIX + self._clock.uuid4(), 0
+                self._begin()
             self._version += 1
-            return Transaction(self._app, self._version)
+            return Transaction(self.app, self._version)

@@ -31,11 +31,9 @@ from lance_memwal.errors import ClosedError, FencedError, MemWalError
 from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.trial import tried_in_order
-from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
+from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, refuse_on_top
 from lance_memwal.write.life import Parked
 from lance_memwal.write.stats import WriteStats
-
-__all__ = ["DEFAULT_OPEN_SHARDS", "OpenShards"]
 
 DEFAULT_OPEN_SHARDS = 256
 _CLOSED_AT_ONCE = 4
@@ -362,8 +360,7 @@ class OpenShards(Generic[W]):
         Other threads may park a shard, or take it up again, at any moment: whoever waits on another writer than the one
         that was sealed seals that one, too.
         """
-        if is_on_top():
-            raise on_top_error("flush")
+        refuse_on_top(self._lock, "flush")
         deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         sealed: dict[str, W] = {}
 
@@ -385,8 +382,8 @@ class OpenShards(Generic[W]):
                 pass
 
     def close(self) -> list[Exception]:
-        """Flush and close every shard; returns what failed. On top of another call, shards that are parked stay as they
-        are: their rows are durable."""
+        """Flush and close every shard; returns what failed. In a signal handler on top of another call, parked
+        shards stay as they are: their rows are durable."""
         return self._end(lambda writer: writer.close(), flushes=True)
 
     def abort(self) -> list[Exception]:

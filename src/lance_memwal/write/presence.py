@@ -10,8 +10,6 @@ from lance_memwal.memtable import live
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
-__all__ = ["lives_here", "why_kept"]
-
 
 def lives_here(location: Location, manifest: ShardManifest) -> bool:
     """Whether the owner of the shard is a writer of this process."""

@@ -5,17 +5,16 @@ A thread that waits for storage anyway lets the leader fit and insert its rows t
 of all of them wanting the interpreter between the leader's system calls. Invariants:
 
 1. The totals after a write (batches, bytes, run) are part of it, so that the newest write says where the queue ends.
-2. The bytes of an entry are made once. Rows that could fail to be encoded, or are many, are encoded (and summed) by their
+2. The bytes of an entry are made once. Rows that could fail to be encoded, or are many, are encoded by their
    own threads before they are pending: what cannot be encoded fails its own write. Few rows of plain types wait for their
    entry, of which they become one batch: to encode batches one by one takes longer than to join them. What an entry takes
    at most is known before. They wait in memory of their own: what was validated is what is encoded, whatever a caller
    does with its buffers.
-3. A put is inserted once: it leaves the queue after it is in `pending`, and whoever takes from the queue next finds out
-   whether the leader before was interrupted between the two. Nothing is committed before that is known.
-4. What is wrong with one put is raised in its own caller; the others go on.
-5. Who waits sleeps until its put is done or until it should lead; those who were served together wake each other, one
-   after the other. A wake-up that an interrupt lost costs a second.
-6. The leader never waits for room: a put that finds none stays queued, and its caller waits.
+3. A put is taken out of the queue by one leader, which inserts it or records its error. An error is raised in the caller
+   of that put alone; the others continue.
+4. A caller sleeps until its put is done or until it should lead. Callers that were served together wake each other, one
+   after the other. A lost wake-up costs a second.
+5. The leader never waits for room: a put that finds none stays queued, and its caller waits.
 """
 
 from __future__ import annotations
@@ -23,22 +22,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.log.checksum import Piece
 from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
 from lance_memwal.process.companions import Companions
 from lance_memwal.process.waiting import Place
-from lance_memwal.rows.fit import LiveFlags
+from lance_memwal.rows.fit import LiveFlags, at_most
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction
-
-__all__ = ["Entry", "EntryBuilder", "Pending", "PutQueue", "QueuedPut", "WriteRows"]
 
 _FRAMING_BYTES = 1024  # at least what a column of a few rows costs beside its values
 _SMALL_BYTES = 64 * 1024  # rows that are joined with those of other puts
@@ -47,31 +44,32 @@ _JOINED_BYTES = 8 << 20  # of one batch that was joined
 
 @dataclass(slots=True)
 class WriteRows:
-    """Rows of one write, fitted to the table: batches, and per batch its tombstone flags (None: all live) and bytes.
+    """Rows of one write, fitted to `schema`: batches, and per batch its tombstone flags (None: all live) and bytes.
 
     `messages` are the rows as they stand in an entry, once they are encoded; None where that is done with the entry.
     `wire_bytes` is about what they add to it, `most_bytes` no less than that. Rows with blobs are `unencoded`, and encoded
     with their entry: their bytes would be in memory twice until then.
     """
 
+    schema: TableSchema
     batches: list[pa.RecordBatch]
     flags: list[pa.BooleanArray | None]
     sizes: list[int]
     num_rows: int
     size_bytes: int
-    messages: list[Piece] | None = None
+    messages: list[pa.Buffer] | None = None
     unencoded: Sequence[pa.RecordBatch] = ()
     wire_bytes: int = 0
     most_bytes: int = 0
 
     @classmethod
-    def of_one(cls, batch: pa.RecordBatch, size_bytes: int | None = None) -> WriteRows:
+    def of_one(cls, schema: TableSchema, batch: pa.RecordBatch, size_bytes: int | None = None) -> WriteRows:
         """The rows of one batch, as `of` makes them; `size_bytes`: of its buffers, if known."""
         own, size = unpinned(batch, size_bytes)
-        return cls([own], [None], [size], own.num_rows, size)
+        return cls(schema, [own], [None], [size], own.num_rows, size)
 
     @classmethod
-    def of(cls, batches: Sequence[pa.RecordBatch], *, tombstones: bool = False) -> WriteRows:
+    def of(cls, schema: TableSchema, batches: Sequence[pa.RecordBatch], *, tombstones: bool = False) -> WriteRows:
         """The rows of `batches`, copied where they would keep a much larger parent alive; all dead with `tombstones`."""
         owned, sizes, num_rows = [], [], 0
         for batch in batches:
@@ -82,12 +80,12 @@ class WriteRows:
         flags: list[pa.BooleanArray | None] = [None] * len(owned)
         if tombstones:
             flags = [pa.array(np.ones(batch.num_rows, dtype=bool)) for batch in owned]
-        return cls(owned, flags, sizes, num_rows, sum(sizes))
+        return cls(schema, owned, flags, sizes, num_rows, sum(sizes))
 
     @classmethod
-    def flagged(cls, batches: Sequence[pa.RecordBatch]) -> WriteRows:
+    def flagged(cls, schema: TableSchema, batches: Sequence[pa.RecordBatch]) -> WriteRows:
         """The rows of `batches`, whose last column says which of them are tombstones."""
-        rows = cls.of([batch.remove_column(batch.num_columns - 1) for batch in batches])
+        rows = cls.of(schema, [batch.remove_column(batch.num_columns - 1) for batch in batches])
         rows.flags = [batch.column(batch.num_columns - 1) for batch in batches]
         return rows
 
@@ -126,7 +124,6 @@ class QueuedPut:
         "error",
         "fill",
         "fit",
-        "is_left",
         "pending",
         "place",
         "rows",
@@ -157,7 +154,6 @@ class QueuedPut:
         self.rows: WriteRows | None = None
         self.pending: Pending | None = None
         self.error: Exception | None = None
-        self.is_left = False  # its caller was interrupted, or refused, and waits no more
         self.waited = False  # for room, and counted for it
 
     @property
@@ -187,9 +183,6 @@ class PutQueue:
         except ValueError:
             pass
 
-    def __contains__(self, put: QueuedPut) -> bool:
-        return put in self._waiting
-
     def is_oldest(self, put: QueuedPut) -> bool:
         """Whether nobody has waited longer."""
         try:
@@ -206,33 +199,22 @@ class PutQueue:
         """Let threads that were just served queue their next puts."""
         self._companions.gather(self._waiting, clock)
 
-    def take(self, pending: deque[Pending], insert: Callable[[QueuedPut], bool], leader: QueuedPut | None) -> bool:
+    def take(self, insert: Callable[[QueuedPut], bool], leader: QueuedPut | None) -> bool:
         """Insert all puts, oldest first; False if one found no room. The caller has the turn to commit."""
         waiting = self._waiting
         while waiting:
             put = self._oldest()
             if put is None:
                 break
-            if put.pending is not None:
-                self._recall(put, pending)
-                continue
-            if put.error is None:
-                try:
-                    if not insert(put):
-                        return False
-                except Exception as error:
-                    put.error = error
-            if put.error is not None and put is not leader:
-                put.place.wake()
+            try:
+                if not insert(put):
+                    return False
+            except Exception as error:
+                put.error = error
+                if put is not leader:
+                    put.place.wake()
             self.withdraw(put)  # by name: its caller may have done so
         return True
-
-    def _recall(self, put: QueuedPut, pending: deque[Pending]) -> None:
-        """Make good what a leader that was interrupted left: its put is inserted, and needs no place any more, or it is not."""
-        if put.pending in pending:
-            self.withdraw(put)
-        else:
-            put.pending = None
 
     def serve(self, put: QueuedPut) -> None:
         """Note that a put is on storage; the caller has the turn."""
@@ -264,14 +246,13 @@ class PutQueue:
 
 
 class Entry:
-    """An entry of the log: its writes, its footer, its position, and its bytes once they are made."""
+    """An entry of the log: its writes, its footer, and its bytes once they are encoded."""
 
-    __slots__ = ("data", "footer", "group", "position")
+    __slots__ = ("data", "footer", "group")
 
-    def __init__(self, group: list[Pending], footer: EntryFooter, position: int) -> None:
+    def __init__(self, group: list[Pending], footer: EntryFooter) -> None:
         self.group = group
         self.footer = footer
-        self.position = position
         self.data = b""
 
 
@@ -285,6 +266,8 @@ class EntryBuilder:
         "_epoch",
         "_has_blobs",
         "_limit_bytes",
+        "_max_batches",
+        "_memory",
         "_rows",
         "_schema",
         "_target",
@@ -292,12 +275,22 @@ class EntryBuilder:
     )
 
     def __init__(
-        self, schema: TableSchema, epoch: int, limit_bytes: int, target: Callable[[int], Mapping[bytes, str]]
+        self,
+        schema: TableSchema,
+        epoch: int,
+        limit_bytes: int,
+        target: Callable[[int], Mapping[bytes, str]],
+        *,
+        max_batches: int,
     ) -> None:
-        """`limit_bytes`: of the rows of one entry; `target`: what the entries of a generation say of its files."""
+        """Encode entries with at most `limit_bytes` of rows. `target` returns the file names that an entry of a generation
+        carries. If one write has more than `max_batches` batches, its entry holds them joined: pylance's memtables take no
+        more."""
         self._schema = schema.wal
+        self._memory = schema.memory
         self._epoch = epoch
         self._limit_bytes = limit_bytes
+        self._max_batches = max_batches
         self._target = target
         self._rows = RowEncoder(schema.wal)
         self._has_blobs = bool(schema.blobs)
@@ -318,20 +311,24 @@ class EntryBuilder:
             rows.batches = list(map(_owned, rows.batches))
             rows.wire_bytes, rows.most_bytes = size + _FRAMING_BYTES, most
             return True
-        flagged = [self._flagged(batch, flags) for batch, flags in zip(rows.batches, rows.flags, strict=True)]
         if self._has_blobs:
-            rows.unencoded, rows.wire_bytes = flagged, self._rows.measure(flagged)
-            rows.most_bytes = rows.wire_bytes
+            rows.unencoded = list(map(self._flagged, rows.batches, rows.flags))
+            rows.wire_bytes = rows.most_bytes = self._rows.measure(rows.unencoded)
             return rows.wire_bytes <= self._limit_bytes
+        flagged = self._all_flagged(rows.batches, rows.flags)
         if most > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
             return False
-        rows.messages = messages = self._rows.messages(flagged, ahead=True)
-        rows.wire_bytes = rows.most_bytes = sum(message.data.size for message in messages)
+        rows.messages = messages = self._rows.messages(flagged)
+        rows.wire_bytes = rows.most_bytes = sum(message.size for message in messages)
         return True
 
     def _flagged(self, batch: pa.RecordBatch, flags: pa.BooleanArray | None) -> pa.RecordBatch:
         """`batch` with the flags of its tombstones; None: it has none."""
         return batch.append_column(TOMBSTONE_FIELD, self._all_live[batch.num_rows] if flags is None else flags)
+
+    def _all_flagged(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[pa.RecordBatch]:
+        """The batches of one write with their tombstone flags, joined if they are more than an entry may hold."""
+        return at_most(self._max_batches, list(map(self._flagged, batches, flags)), self._memory)
 
     def encode(self, entry: Entry) -> bytes:
         """The bytes of `entry`, whose writes are of one generation, and were given to `encode_rows`."""
@@ -342,20 +339,21 @@ class EntryBuilder:
             target = self._target(generation)
             self._encoder = encoder = EntryEncoder(self._schema, self._epoch, generation, target)
         if self._has_blobs:
-            return encoder.encode([batch for item in group for batch in item.rows.unencoded], entry.footer)
+            writes = (at_most(self._max_batches, list(item.rows.unencoded), self._memory) for item in group)
+            return encoder.encode(list(chain.from_iterable(writes)), entry.footer)
         return encoder.assemble(self._messages(group), entry.footer)
 
-    def _messages(self, group: list[Pending]) -> Sequence[Piece]:
+    def _messages(self, group: list[Pending]) -> Sequence[pa.Buffer]:
         """The messages of an entry."""
         if len(group) > 1:
             return list(self._shared(group))
         rows = group[0].rows
         return self._each(rows.batches, rows.flags) if rows.messages is None else rows.messages
 
-    def _each(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[Piece]:
-        return self._rows.messages(list(map(self._flagged, batches, flags)))
+    def _each(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[pa.Buffer]:
+        return self._rows.messages(self._all_flagged(batches, flags))
 
-    def _shared(self, group: list[Pending]) -> Iterator[Piece]:
+    def _shared(self, group: list[Pending]) -> Iterator[pa.Buffer]:
         """The messages of an entry of several writes: rows that are encoded as they are, those between them joined."""
         batches: list[pa.RecordBatch] = []
         flags: list[pa.BooleanArray | None] = []
@@ -374,7 +372,7 @@ class EntryBuilder:
         if batches:
             yield from self._joined(batches, flags)
 
-    def _joined(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[Piece]:
+    def _joined(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[pa.Buffer]:
         """The message of some rows as one batch; of each batch, where they say different things of nulls."""
         try:
             rows = pa.concat_batches(batches)

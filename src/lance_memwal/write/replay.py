@@ -32,8 +32,6 @@ from lance_memwal.store import paths
 from lance_memwal.write.flush import flush_once, publish
 from lance_memwal.write.shard import Shard
 
-__all__ = ["replay"]
-
 _LOG = logging.getLogger(__name__)
 _Item: TypeAlias = tuple[int, int, pa.RecordBatch, pa.BooleanArray | None]
 
@@ -100,7 +98,7 @@ class _Tail:
     def __init__(self, shard: Shard, opened: OpenedLog) -> None:
         self._opened = opened
         self._schema = shard.columns.target.schema
-        self._adapter = RowAdapter(self._schema)
+        self._adapter = RowAdapter(self._schema, keeps_all=True)
         self._items = self._read(shard.log.shard_id, opened.manifest.current_generation)
         self._put_back: list[_Item] = []
         self.reserved = 0  # the newest generation whose files the peer has named
@@ -133,5 +131,5 @@ class _Tail:
             self.reserved = generation if is_reserved(entry) else self.reserved
             reach("replay.before_insert")
             for batch in entry.batches:
-                fitted, flags = self._adapter.adapt(batch, position=entry.position)
+                fitted, flags = self._adapter.adapt(batch, entry.base, position=entry.position)
                 yield generation, entry.position, fitted, flags

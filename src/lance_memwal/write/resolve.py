@@ -20,24 +20,15 @@ import pyarrow as pa
 
 from lance_memwal.rows.adapt import live_flags
 from lance_memwal.rows.blobs import bytes_of, shown_blobs
+from lance_memwal.rows.fit import at_most
 from lance_memwal.rows.keys import row_numbers
 from lance_memwal.rows.row_codes import occurrences
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
-__all__ = [
-    "Computed",
-    "Live",
-    "Mask",
-    "Numbers",
-    "Part",
-    "Resolved",
-    "Rule",
-    "resolve",
-]
-
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Numbers: TypeAlias = npt.NDArray[np.int64]
+_Written: TypeAlias = tuple[pa.RecordBatch, pa.BooleanArray | None]  # rows, and which of them are tombstones
 
 
 class Computed(Protocol):
@@ -177,28 +168,42 @@ def resolve(
     check: Callable[[pa.RecordBatch], None],
 ) -> Resolved:
     """What becomes of `parts`, which follow each other; `check` refuses whole rows that must not be."""
-    batches: list[pa.RecordBatch] = []
-    flags: list[pa.BooleanArray | None] = []
+    written: list[_Written] = []
     rejected: list[pa.RecordBatch] = []
     first, met = live, np.zeros(len(live), dtype=bool)
-    steps = [step for part in parts for step in _steps(part, rules)]
-    for number, part in enumerate(steps, 1):
-        for rule in rules:
-            admitted = rule.admits(part, live)
-            if admitted is not None and not admitted.all():
-                rejected.append(part.rows.select(list(schema.primary_key)).filter(pa.array(~admitted)))
-                part = part.filter(admitted)
-        if not len(part.keys):
-            continue
-        rows = _whole(part, live, schema)
-        if (part.kept or part.computed is not None) and part.flags is None:
-            check(rows)
-        met[part.keys] = True
-        batches.append(rows)
-        flags.append(part.flags)
-        if number < len(steps):
-            live = live.below(part.keys, _columns(rows, part.flags, schema.blobs))
-    return Resolved(batches, flags, rejected, first.count_alive(met))
+    steps_of_parts = [list(_steps(part, rules)) for part in parts]
+    steps_left = sum(map(len, steps_of_parts))
+    for steps in steps_of_parts:
+        of_part: list[_Written] = []
+        for part in steps:
+            steps_left -= 1
+            for rule in rules:
+                admitted = rule.admits(part, live)
+                if admitted is not None and not admitted.all():
+                    rejected.append(part.rows.select(list(schema.primary_key)).filter(pa.array(~admitted)))
+                    part = part.filter(admitted)
+            if not len(part.keys):
+                continue
+            rows = _whole(part, live, schema)
+            if (part.kept or part.computed is not None) and part.flags is None:
+                check(rows)
+            met[part.keys] = True
+            of_part.append((rows, part.flags))
+            if steps_left:
+                live = live.below(part.keys, _columns(rows, part.flags, schema.blobs))
+        written += _joined(of_part, schema)
+    return Resolved([rows for rows, _ in written], [flags for _, flags in written], rejected, first.count_alive(met))
+
+
+def _joined(steps: list[_Written], schema: TableSchema) -> list[_Written]:
+    """The steps of one part as one batch: `batch_positions` count batches as the caller gave them."""
+    if len(steps) < 2:
+        return steps
+    rows = at_most(1, [rows for rows, _ in steps], schema.nullable)
+    if len(rows) > 1:  # too much for one array
+        return steps
+    flags = pa.concat_arrays([live_flags(step.num_rows) if dead is None else dead for step, dead in steps])
+    return [(rows[0], flags if flags.true_count else None)]
 
 
 def _steps(part: Part, rules: Sequence[Rule]) -> Iterator[Part]:

@@ -1,6 +1,6 @@
-"""Writes that depend on the rows that are there, brought into the log of a shard that one writer owns.
+"""Conditional writes: writes that depend on live rows, brought into the log of a shard that one writer owns.
 
-Owns `write` and `write_inside`. Invariants:
+Entry points: `write`, and `write_fitted` for one set of columns. Invariants:
 
 1. A write is resolved against the rows that are live at the moment of its insertion: it was looked up before, without a
    lock, and what came in between is asked for under the lock, from memory.
@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import ConflictError, FencedError
+from lance_memwal.errors import FencedError
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.rows.adapt import with_flags
-from lance_memwal.rows.fit import at_most
 from lance_memwal.rows.merging import LastWrite, order_of
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store.sequenced import attempts
 from lance_memwal.types import Transaction
 from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.changes import Change, merged
@@ -28,11 +29,7 @@ from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.resolve import Resolved, resolve
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
-from lance_memwal.write.writes import acknowledged, insert
-
-__all__ = ["write", "write_inside"]
-
-_MAX_TRIES = 64
+from lance_memwal.write.writes import acknowledged, insert, with_current_columns
 
 
 class _LookAgainError(Exception):
@@ -46,11 +43,12 @@ class _TooLargeError(Exception):
 class _Attempt:
     """One look at the live rows, and what the write becomes by it."""
 
-    __slots__ = ("_change", "_live", "_shard", "is_asked", "look", "resolved", "rows")
+    __slots__ = ("_change", "_fitting", "_live", "_shard", "is_asked", "look", "resolved", "rows")
 
-    def __init__(self, shard: Shard, live: LiveRows, change: Change) -> None:
+    def __init__(self, shard: Shard, fitting: Fitting, live: LiveRows, change: Change) -> None:
         """Look and resolve; `_TooLargeError` if no entry can hold the rows."""
         self._shard = shard
+        self._fitting = fitting
         self._live = live
         self._change = change
         self.is_asked = False
@@ -58,8 +56,8 @@ class _Attempt:
 
     def _use(self, look: Look) -> None:
         self.look = look
-        self.resolved = _resolved(self._shard, self._change, look)
-        self.rows = _rows(self._shard, self.resolved)
+        self.resolved = _resolved(self._fitting, self._change, look)
+        self.rows = _rows(self._fitting.schema, self.resolved)
         if self.rows is not None and not self._shard.commits.entries.encode_rows(self.rows):
             raise _TooLargeError
 
@@ -85,13 +83,19 @@ def write(
     """Resolve a write and bring it into the log; in durable mode (and with `txn`) it is on storage when this returns."""
     transaction = as_transaction(txn)
     shard.tables.need()
-    return shard.gate.let_in(lambda: write_inside(shard, look_up, change_of(shard.columns.fitting), transaction))
+
+    def write_change(fitting: Fitting) -> WriteResult:
+        return write_fitted(shard, fitting, look_up, change_of(fitting), transaction)
+
+    return with_current_columns(shard, write_change)
 
 
-def write_inside(shard: Shard, look_up: LookUp, change: Change, txn: Transaction | None) -> WriteResult:
-    """The same, for a caller that is inside the gate already."""
+def write_fitted(
+    shard: Shard, fitting: Fitting, look_up: LookUp, change: Change, txn: Transaction | None
+) -> WriteResult:
+    """The same for one set of columns; `StaleRowsError` if they change before anything is inserted."""
     commits = shard.commits
-    change = merged(change, shard.columns.target.merge)
+    change = merged(change, fitting.merge)
     commits.refuse_on_top()
     started = shard.clock.monotonic()
     if not change.keys.values:
@@ -102,22 +106,22 @@ def write_inside(shard: Shard, look_up: LookUp, change: Change, txn: Transaction
     if end is not None:
         commits.make_durable(end)
         return WriteResult(range(end, end), skipped=True)
-    result = _write(shard, LiveRows(shard, look_up), change, txn)
+    result = _write(shard, fitting, LiveRows(shard, look_up, fitting.schema), change, txn)
     shard.count_put(started)
     return result
 
 
-def _write(shard: Shard, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
-    for _ in range(_MAX_TRIES):
+def _write(shard: Shard, fitting: Fitting, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
+    for _ in attempts(f"shard {shard.log.shard_id}", shard.clock):
         try:
-            attempt = _Attempt(shard, live, change)
+            attempt = _Attempt(shard, fitting, live, change)
             reach("resolve.before_insert")
             return _insert(shard, attempt, change, txn)
         except _LookAgainError:
             continue
         except _TooLargeError:
-            return _publish(shard, live, change, txn)
-    raise ConflictError(f"shard {shard.log.shard_id} is flushed faster than its rows can be looked up; retry")
+            return _publish(shard, fitting, live, change, txn)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _insert(shard: Shard, attempt: _Attempt, change: Change, txn: Transaction | None) -> WriteResult:
@@ -141,13 +145,13 @@ def _confirm_owner(shard: Shard) -> None:
         raise
 
 
-def _publish(shard: Shard, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
+def _publish(shard: Shard, fitting: Fitting, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
     """Publish rows that are too large for one entry as a generation; they are resolved when nobody else writes."""
     resolved: list[Resolved] = []
 
     def decide() -> WriteRows | None:
-        resolved.append(_resolved(shard, change, live.find(change.keys, change.columns)))
-        rows = _rows(shard, resolved[-1])
+        resolved.append(_resolved(fitting, change, live.find(change.keys, change.columns)))
+        rows = _rows(fitting.schema, resolved[-1])
         if rows is not None:
             with shard.health.lock:
                 _note_sequences(shard, rows)
@@ -161,8 +165,7 @@ def _publish(shard: Shard, live: LiveRows, change: Change, txn: Transaction | No
     return _told(WriteResult(published.positions, written=published.num_rows), resolved[-1], change)
 
 
-def _resolved(shard: Shard, change: Change, look: Look) -> Resolved:
-    fitting = shard.columns.fitting
+def _resolved(fitting: Fitting, change: Change, look: Look) -> Resolved:
     return resolve(change.parts, look.live, change.rules, fitting.schema, fitting.check_whole)
 
 
@@ -177,15 +180,14 @@ def _note_sequences(shard: Shard, rows: WriteRows) -> None:
                 shard.sequences.note(values.max().item())
 
 
-def _rows(shard: Shard, resolved: Resolved) -> WriteRows | None:
-    schema, limit = shard.columns.fitting.schema, shard.config.max_memtable_batches
+def _rows(schema: TableSchema, resolved: Resolved) -> WriteRows | None:
     batches, flags = resolved.batches, resolved.flags
     if not batches:
         return None
     if all(dead is None for dead in flags):
-        return WriteRows.of(at_most(limit, batches, schema.nullable))
+        return WriteRows.of(schema, batches)
     flagged = [with_flags(batch, dead, schema.memory) for batch, dead in zip(batches, flags, strict=True)]
-    return WriteRows.flagged(at_most(limit, flagged, schema.memory))
+    return WriteRows.flagged(schema, flagged)
 
 
 def _told(done: WriteResult, resolved: Resolved, change: Change) -> WriteResult:

@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["CountedResult", "RoutedResult", "WriteResult"]
-
 
 class WriteResult(NamedTuple):
-    """What a write did in one shard. Every put makes one.
+    """What a write did in one shard.
 
-    `written` counts rows and tombstones. `rejected` are the keys of the rows that a condition, or the merge of the table,
-    kept out; None if there are none. `matched` counts the live rows that a delete or an update met, where that was asked.
-    `skipped`: its transaction was there already, and nothing was written.
+    `batch_positions` number the batches of this writer, after those that it replayed when it was opened: one for each batch
+    that the caller gave and of which rows were written, regardless of how the log holds
+    them. `written` counts rows and tombstones. `rejected` are the
+    keys of the rows that a condition or the table's merge rejected; None if there are none. `matched` counts the live rows
+    that a delete or an update found, if the caller asked for that. `skipped`: the transaction was already applied, and
+    nothing was written.
     """
 
     batch_positions: range

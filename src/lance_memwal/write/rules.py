@@ -25,8 +25,6 @@ from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.resolve import Live, Mask, Numbers, Part
 from lance_memwal.write.sequences import span_of
 
-__all__ = ["MustBeNew", "MustExist", "NotLate", "OnlyAbsent", "OnlyIf", "OnlyIfEqual", "OnlyMatching"]
-
 EXCLUDED = "excluded"  # what a condition calls the row that is given
 _SHOWN = 5
 

@@ -19,8 +19,6 @@ import pyarrow as pa
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.merging import order_of
 
-__all__ = ["HighestSequence", "Span", "span_of"]
-
 _FEW = 256
 
 

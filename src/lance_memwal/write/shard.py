@@ -8,6 +8,7 @@ Owns `Shard`, which only puts them together, and `Columns`. Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -19,23 +20,20 @@ from lance_memwal.log.tail import LogRun
 from lance_memwal.log.wal import OpenedLog
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.background import Kind, Task
+from lance_memwal.process.telemetry import spanned
 from lance_memwal.process.waiting import refuse_on_top
-from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.types import SsTable
 from lance_memwal.write.fitting import Fitting
-from lance_memwal.write.gate import WriteGate
 from lance_memwal.write.group_commit import GroupCommit
 from lance_memwal.write.health import Health
 from lance_memwal.write.indexing import Indexing
-from lance_memwal.write.rolling_up import RollingUp
 from lance_memwal.write.sequences import HighestSequence
 from lance_memwal.write.stats import MemTableStats, StatsHandle
 from lance_memwal.write.tables import Tables, WalOnly
 
-__all__ = ["Columns", "Shard"]
-
+_LOG = logging.getLogger(__name__)
 _TASKS: tuple[Kind, ...] = ("ticker", "flush", "index")
 
 
@@ -80,11 +78,9 @@ class Shard:
         self.transactions = opened.transactions
         self.manifests = manifests
         self.columns = Columns(target, config)
-        self.gate = WriteGate(clock)
         self.sequences = HighestSequence()
         self.ticker, self.flusher, self.grower = (Task(kind, clock) for kind in _TASKS)
         self.health = health = Health(log.shard_id, log.epoch, target.watch, clock, self.ticker, self.flusher)
-        self.roll_ups = RollingUp(manifests.location, self._columns_now, health.refuse_writes, clock)
         self.stats = StatsHandle(health.lock) if stats is None else stats
         self.stats.use_lock(health.lock)
         self.tables: Tables | WalOnly
@@ -96,7 +92,7 @@ class Shard:
             self.tables.begin(run.generation, 0, log.next_position - 1)
         else:
             run = LogRun.of_tail(opened) if run is None else run
-            self.tables = WalOnly(config, target.schema)
+            self.tables = WalOnly(config, target.schema, run.generation)
         self.commits = GroupCommit(
             config=config,
             schema=target.schema,
@@ -113,17 +109,18 @@ class Shard:
     @property
     def tasks(self) -> tuple[Task, ...]:
         """What runs beside the callers, in the order in which it ends."""
-        return self.roll_ups.task, self.grower, self.flusher, self.ticker
-
-    def _columns_now(self) -> TableSchema:
-        """The columns that the shard has now; `TableReplacedError` if the table is another one."""
-        self.health.look_at_table()
-        return self.columns.target.schema
+        return self.grower, self.flusher, self.ticker
 
     def write_sstable(self, generation: int, rows: pa.Table | Iterator[pa.RecordBatch]) -> SsTable:
         """Write all rows of a generation (`_tombstone` last) as a complete, unpublished SSTable, in a new directory."""
         return self.columns.target.write_sstable(self.log.shard_id, self.config, self.clock, generation, rows)
 
+    def span_attributes(self, rows: int | None = None) -> dict[str, str | int]:
+        """What a span says of this shard, and of `rows` of its newest generation."""
+        known = {**self.commits.span_attributes, "generation": self.tables.generation}
+        return known if rows is None else {**known, "rows": rows}
+
+    @spanned("memwal.seal", about=lambda shard, **_: shard.span_attributes(shard.tables.active_rows))
     def seal(self) -> None:
         """Freeze the active memtable if it holds rows."""
         with self.health.lock:
@@ -179,6 +176,8 @@ class Shard:
 
     def stop(self, seconds: float) -> None:
         """End the background work, and wait for what of it runs, for some time."""
+        level = logging.DEBUG if self.health.is_parked else logging.INFO
+        _LOG.log(level, "stopping background tasks [shard=%s, tasks=%d]", self.log.shard_id, len(self.tasks))
         self.abandon()
         for task in self.tasks:
             task.stop(seconds)
@@ -188,6 +187,5 @@ class Shard:
         self.health.orphan()
         self.commits.make_locks()
         self.stats.use_lock(self.health.lock)
-        self.gate.orphan()
         for task in self.tasks:
             task.orphan()

@@ -16,8 +16,6 @@ from dataclasses import dataclass, fields
 
 from lance_memwal.process.telemetry import UNMEASURED, Latencies, Percentiles, Telemetry, active
 
-__all__ = ["BackpressureStats", "MemTableStats", "StatsHandle", "WalStats", "WriteStats"]
-
 _LOG = logging.getLogger("lance_memwal.write")
 
 
@@ -92,28 +90,66 @@ class WriteStats:
         return _ratio(self.memtable_flush_rows, self.memtable_flush_count)
 
     def log_summary(self, prefix: str = "") -> None:
-        """Log one line with the totals."""
-        _LOG.info(
-            "%swrite stats [puts=%d, put_ms=%.3f, wal_entries=%d, wal_bytes=%d, flushes=%d, flushed_rows=%d]",
-            prefix,
-            self.put_count,
-            1e3 * (self.avg_put_latency or 0.0),
-            self.wal_flush_count,
-            self.wal_flush_bytes,
-            self.memtable_flush_count,
-            self.memtable_flush_rows,
-        )
+        """Log one line: totals, put throughput, and the mean latencies of puts, WAL flushes and memtable flushes."""
+        _LOG.info("%swrite stats [%s]", prefix, _summary(self))
 
     def log_wal_breakdown(self, prefix: str = "") -> None:
-        """Log one line that splits WAL flushing into encoding and storage."""
+        """Log one line with the mean latency of a WAL flush, of its storage request and of an index update.
+
+        Logs nothing if no WAL entry was written.
+        """
+        if self.wal_flush_count:
+            _LOG.info(
+                "%swal breakdown [wal_ms=%s, io_ms=%s, index_ms=%s, index_rows=%d]",
+                prefix,
+                _ms(self.avg_wal_flush_latency),
+                _ms(self.avg_wal_io_latency),
+                _ms(self.avg_index_update_latency),
+                self.index_update_rows,
+            )
+
+
+class StatsLine:
+    """The periodic statistics line of one writer: its totals, its throughput since the last line, and its memory."""
+
+    __slots__ = ("_before", "_shard_id", "_since")
+
+    def __init__(self, shard_id: str, stats: WriteStats, now: float) -> None:
+        """The first line reports the throughput since `now` (`monotonic`), when the totals were `stats`."""
+        self._shard_id = shard_id
+        self._before = stats
+        self._since = now
+
+    def log(self, stats: WriteStats, now: float, waits: int, memtable_bytes: int, queued_bytes: int) -> None:
+        """Log the line; `waits` counts the puts that waited for room, `queued_bytes` are not in the log yet."""
+        before, seconds = self._before, now - self._since
+        if stats.wal_flush_count < before.wal_flush_count:  # the counters were reset
+            before = WriteStats()
         _LOG.info(
-            "%swal breakdown [entries=%d, flush_ms=%.3f, io_ms=%.3f, bytes_per_entry=%.0f]",
-            prefix,
-            self.wal_flush_count,
-            1e3 * (self.avg_wal_flush_latency or 0.0),
-            1e3 * (self.avg_wal_io_latency or 0.0),
-            self.avg_wal_flush_bytes or 0.0,
+            "write stats [shard=%s, %s, rows_per_second=%.1f, bytes_per_second=%.0f, backpressure_waits=%d, "
+            "memtable_bytes=%d, queued_bytes=%d]",
+            self._shard_id,
+            _summary(stats),
+            _ratio(stats.wal_flush_rows - before.wal_flush_rows, seconds) or 0.0,
+            _ratio(stats.wal_flush_bytes - before.wal_flush_bytes, seconds) or 0.0,
+            waits,
+            memtable_bytes,
+            queued_bytes,
         )
+        self._before, self._since = stats, now
+
+
+def _summary(stats: WriteStats) -> str:
+    return (
+        f"puts={stats.put_count}, puts_per_second={stats.put_throughput:.1f}, put_ms={_ms(stats.avg_put_latency)}, "
+        f"wal_entries={stats.wal_flush_count}, wal_bytes={stats.wal_flush_bytes}, "
+        f"wal_ms={_ms(stats.avg_wal_flush_latency)}, flushes={stats.memtable_flush_count}, "
+        f"flushed_rows={stats.memtable_flush_rows}, flush_ms={_ms(stats.avg_memtable_flush_latency)}"
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return f"{1000 * (seconds or 0.0):.3f}"
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -208,7 +244,11 @@ class StatsHandle:
 
 @dataclass(frozen=True, slots=True)
 class MemTableStats:
-    """The memtables of a writer now; batch positions are writer-wide and None where nothing was buffered or flushed."""
+    """What the memtables of a writer hold now, active and frozen. Sizes are resident bytes.
+
+    Batch positions count the batches that the writer has inserted since it was opened; None if there is no such batch.
+    Pending batches are inserted, and not in the log yet.
+    """
 
     row_count: int
     batch_count: int
@@ -228,14 +268,14 @@ class MemTableStats:
 
 @dataclass(frozen=True, slots=True)
 class WalStats:
-    """The log of a writer now."""
+    """The log of a writer now: the position of the next entry."""
 
     next_wal_entry_position: int
 
 
 @dataclass(frozen=True, slots=True)
 class BackpressureStats:
-    """Puts that waited for room, and how long in all."""
+    """How many puts waited because buffers were full, and for how many milliseconds in all."""
 
     total_count: int
     total_wait_ms: float

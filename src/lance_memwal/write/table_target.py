@@ -17,14 +17,12 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.memtable.index import IndexSpec
+from lance_memwal.rows.column_types import check_columns
 from lance_memwal.rows.schema import TableSchema, as_lance
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.sstable.mirrors import IndexSet
-from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location
-
-__all__ = ["refuse_merge", "target_of", "with_shard", "writer_config"]
 
 _DEFAULT_STORAGE_VERSION = "2.1"
 _MAP_STORAGE_VERSION = "2.2"  # the first one with maps
@@ -57,13 +55,13 @@ def target_of(
             raise InvalidInputError(f"there is no table at {location.describe()}; create it, or give a schema")
         stored = TableSchema.from_arrow(as_lance(schema))
         version = _storage_version(stored.columns)
-        check_columns(stored.columns, storage_version=version)
+        check_columns(stored.columns, version)
         return ShardTarget(location, stored, version, indexes=IndexSet(stored, given=indexes))
     columns = base.columns
     if schema is not None:
         _check_same(as_lance(schema), columns.columns)
     details = base.need_details()
-    check_table(base)
+    base.check_columns()
     if fsync:
         base.make_durable()
     sharding = base.sharding

@@ -25,15 +25,13 @@ from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.log.tail import LogRun
-from lance_memwal.memtable.memtable import ByteMeter, InMemoryMemTables, MemTable
+from lance_memwal.memtable.memtable import ByteMeter, InMemoryMemTableRef, InMemoryMemTables, MemTable
 from lance_memwal.process.background import Task
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.write.health import Health
 from lance_memwal.write.indexing import Indexing
 from lance_memwal.write.queue import WriteRows
-
-__all__ = ["Tables", "WalOnly"]
 
 _LONGEST_TAIL_ENTRIES = 64
 _LONGEST_TAIL_BYTES = 1 << 20
@@ -89,9 +87,19 @@ class Tables:
         self.begin(self.active.generation, self.active.first_batch, self.active.covered_position)
 
     @property
+    def generation(self) -> int:
+        """The generation of the newest write."""
+        return self.active.generation
+
+    @property
     def active_rows(self) -> int:
         """Rows of the active memtable."""
         return self.active.num_rows
+
+    @property
+    def unflushed_rows(self) -> int:
+        """Rows of all memtables; may be read without the lock."""
+        return self.active_rows + sum(memtable.num_rows for memtable in self.frozen)
 
     @property
     def unpublished_generation(self) -> int:
@@ -197,13 +205,11 @@ class Tables:
     def capture(self, visible: int) -> InMemoryMemTables:
         """Active and frozen memtables together, with the batches below `visible`."""
 
-        def shown(memtable: MemTable) -> int:
-            return max(0, min(visible - memtable.first_batch, memtable.num_batches))
+        def captured(memtable: MemTable) -> InMemoryMemTableRef:
+            return memtable.capture(max(0, min(visible - memtable.first_batch, memtable.num_batches)))
 
-        health = self._health
-        frozen = tuple(memtable.capture(shown(memtable)) for memtable in self.frozen)
-        active = self.active.capture(shown(self.active))
-        return InMemoryMemTables(active, frozen, health.shard_id, health.epoch, health.table_id)
+        health, frozen = self._health, tuple(map(captured, self.frozen))
+        return InMemoryMemTables(captured(self.active), frozen, health.shard_id, health.epoch, health.table_id)
 
     def release(self, memtable: MemTable) -> None:
         """Drop a frozen memtable whose SSTable is published. Takes the lock itself."""
@@ -238,17 +244,21 @@ class WalOnly:
 
     frozen: tuple[MemTable, ...] = ()
     active_rows = 0
+    unflushed_rows = 0
     is_long_to_replay = False
     unpublished_generation = 0
     next_due: float | None = None
 
-    def __init__(self, config: WriterConfig, schema: TableSchema) -> None:
+    def __init__(self, config: WriterConfig, schema: TableSchema, generation: int) -> None:
         self._limits = config
         self._schema = schema
+        self.generation = generation
 
     def need(self) -> Tables:
         """Raise: there are no memtables."""
-        raise InvalidInputError("this writer is in WAL-only mode (enable_memtable=False): it has no memtable")
+        raise InvalidInputError(
+            "this writer is in WAL-only mode and has no memtable; open it with enable_memtable=True"
+        )
 
     def use_columns(self, schema: TableSchema, _indexes: IndexSet) -> None:
         """Go on with other columns."""
@@ -260,7 +270,9 @@ class WalOnly:
 
     def place(self, rows: WriteRows, _start: int, run: LogRun) -> LogRun:
         """The run that a write belongs to, which follows one that belongs to `run`."""
-        return run.after(rows.batches, rows.wire_bytes, self._limits, self._schema.small_dictionaries)
+        run = run.after(rows.batches, rows.wire_bytes, self._limits, self._schema.small_dictionaries)
+        self.generation = run.generation
+        return run
 
     def placed(self, end: int) -> None:
         """Nothing follows."""

@@ -1,12 +1,13 @@
-"""What a user writes to one shard, in the order in which it takes effect.
+"""Writes of whole rows to one shard, in the order in which they take effect.
 
-Owns `put`, `put_together`, `put_nowait` and `delete` of rows that are whole, `insert` of one write, and `Ack`. Invariants:
+Entry points: `put`, `put_together`, `put_nowait`, `delete`, `insert` (one encoded write), `Ack`. Invariants:
 
-1. Input is fitted once, behind the gate of the writer; what is wrong with it is raised before anything is inserted.
-2. Small durable puts are fitted and inserted by whichever thread leads the commit, others by their own.
-3. Rows that do not fit one entry are published as a generation of their own, whole.
-4. A write that must be durable is on storage when its call returns. One whose caller is interrupted was not inserted, or
-   gets there by itself.
+1. Input is fitted once. Rows that were fitted to columns which the table no longer has are fitted again
+   (`with_current_columns`). An error in the input is raised before anything is inserted.
+2. Small durable puts are fitted and inserted by the leader of the commit, other writes by their own threads.
+3. Rows that do not fit one entry are published as a generation of their own.
+4. A write that must be durable is on storage when its call returns. If its caller was interrupted, it is not in the table, or
+   the ticker or the next open brings it there.
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from lance_memwal.arguments import check_timeout
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import InvalidInputError, UnavailableError
+from lance_memwal.errors import ConflictError, InvalidInputError, UnavailableError
 from lance_memwal.log.transactions import as_transaction
-from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.rows.fit import Missing
+from lance_memwal.rows.ingest import reread
 from lance_memwal.types import EntryTransaction, Transaction
 from lance_memwal.write.bulk import publish_bulk
-from lance_memwal.write.group_commit import GroupCommit, RepeatedError, TooLargeError
+from lance_memwal.write.fitting import Fitting
+from lance_memwal.write.group_commit import GroupCommit, RepeatedError, StaleRowsError, TooLargeError
 from lance_memwal.write.queue import Pending, QueuedPut, WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Ack", "acknowledged", "delete", "delete_nowait", "insert", "put", "put_nowait", "put_together"]
-
 _LOG = logging.getLogger(__name__)
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
+_MAX_COLUMN_CHANGES = 16  # of the table, while one write is fitted
 _buffer_bytes = pa.RecordBatch.get_total_buffer_size
+T = TypeVar("T")
 
 
 class Ack:
@@ -56,8 +58,6 @@ class Ack:
 
     def wait(self, timeout: float | None = None) -> None:
         """Return once the write is on storage; raise what prevented it, or `UnavailableError` after `timeout` seconds."""
-        if is_on_top():
-            raise on_top_error("Ack.wait")
         timeout = check_timeout(timeout)
         if timeout is None:
             self._commits.make_durable(self._end)
@@ -78,22 +78,32 @@ def put(
 ) -> WriteResult:
     """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
     batches, fill = shard.columns.fitting.take(data, missing)
-    return shard.gate.let_in(_put, shard, batches, fill, as_transaction(txn))
-
-
-def _put(shard: Shard, batches: list[pa.RecordBatch], fill: bool, txn: Transaction | None) -> WriteResult:
     size = batches[0].get_total_buffer_size() if len(batches) == 1 else sum(map(_buffer_bytes, batches))
+    transaction = as_transaction(txn)
     if not batches or size > _QUEUED_BYTES or not shard.config.durable_write:
-        return _write(shard, shard.columns.fitting.fit(batches, fill, size), txn)
+        return _write(shard, lambda fitting: fitting.fit(batches, fill, size), transaction)
     try:
-        done = _queue(shard, batches, size, fill, () if txn is None else (EntryTransaction(txn),))
-    except TooLargeError as found:
-        return _write(shard, found.rows, txn)
+        txns = () if transaction is None else (EntryTransaction(transaction),)
+        done = shard.health.inside(_queue, shard, batches, size, fill, txns)
+    except TooLargeError:
+        return _write(shard, lambda fitting: fitting.fit(batches, fill, size), transaction)
     except RepeatedError as found:
         shard.commits.make_durable(found.end)
         return WriteResult(range(found.end, found.end), skipped=True)
     reach("put.before_ack")
     return WriteResult(range(done.start, done.end), False, done.rows.num_rows)
+
+
+def with_current_columns(shard: Shard, write: Callable[[Fitting], T]) -> T:
+    """The result of `write` with the columns of the shard; it is called again if they changed before it inserted rows."""
+    for _ in range(_MAX_COLUMN_CHANGES):
+        try:
+            return shard.health.inside(write, shard.columns.fitting)
+        except StaleRowsError:
+            continue
+    raise ConflictError(
+        f"the columns of shard {shard.log.shard_id} change faster than rows can be fitted to them; retry"
+    )
 
 
 def put_together(
@@ -110,7 +120,7 @@ def put_together(
     if size <= _QUEUED_BYTES and shard.config.durable_write:
         try:
             marks = _marks_of(txns)
-            done = shard.gate.let_in(_queue, shard, batches, size, fill, marks)
+            done = shard.health.inside(_queue, shard, batches, size, fill, marks)
         except Exception as error:
             _LOG.debug("puts are put one by one [shard=%s, why=%s]", shard.log.shard_id, type(error).__name__)
         else:
@@ -161,7 +171,13 @@ def _queue(
 ) -> Pending:
     """Let a leader insert one small write; returns it once it is on storage."""
     clock = shard.clock
-    small = QueuedPut(batches, size, shard.columns.fitting.fit, fill, clock.monotonic(), txns, clock)
+
+    def fit(given: list[pa.RecordBatch], filled: bool, size_bytes: int) -> WriteRows:
+        return shard.columns.fitting.fit(
+            given, filled, size_bytes
+        )  # the columns at the time when a leader takes the put
+
+    small = QueuedPut(batches, size, fit, fill, clock.monotonic(), txns, clock)
     if txns:
         shard.commits.refuse_repeated(txns)
     return shard.commits.write(small)
@@ -171,37 +187,39 @@ def put_nowait(shard: Shard, data: Any, missing: Missing | None = None, *, drain
     """Insert rows and return at once; they become durable in the background (`drain`) or when somebody waits for the
     `Ack`."""
     batches, fill = shard.columns.fitting.take(data, missing)
-    return shard.gate.let_in(lambda: _nowait(shard, shard.columns.fitting.fit(batches, fill), drain))
+    return _nowait(shard, lambda fitting: fitting.fit(batches, fill), drain)
 
 
 def delete_nowait(shard: Shard, keys: Any, *, drain: bool = True) -> Ack:
     """Delete rows by primary key and return at once; see `put_nowait`."""
-    return shard.gate.let_in(lambda: _nowait(shard, shard.columns.fitting.tombstones(keys), drain))
+    keys = reread(keys)
+    return _nowait(shard, lambda fitting: fitting.tombstones(keys), drain)
 
 
-def _nowait(shard: Shard, rows: WriteRows, drain: bool) -> Ack:
-    started = shard.clock.monotonic()
-    if rows.batches and shard.commits.entries.encode_rows(rows):
-        try:
-            _, end = shard.commits.insert(rows, None, drain=drain)
-        except Exception:
-            raise
-        except BaseException:
-            _leave(shard)
-            raise
+def _nowait(shard: Shard, fit: Callable[[Fitting], WriteRows], drain: bool) -> Ack:
+    def insert_rows(fitting: Fitting) -> WriteResult:
+        started = shard.clock.monotonic()
+        rows = fit(fitting)
+        if not rows.batches or not shard.commits.entries.encode_rows(rows):
+            return _write_fitted(shard, rows, None)
+        _, end = shard.commits.insert(rows, None, drain=drain)
         shard.count_put(started)
-        result = WriteResult(range(end - len(rows.batches), end), written=rows.num_rows)
-    else:
-        result = _write(shard, rows, None)
-    return Ack(shard.commits, result)
+        return WriteResult(range(end - len(rows.batches), end), written=rows.num_rows)
+
+    return Ack(shard.commits, with_current_columns(shard, insert_rows))
 
 
 def delete(shard: Shard, keys: Any, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
     """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
-    return shard.gate.let_in(lambda: _write(shard, shard.columns.fitting.tombstones(keys), as_transaction(txn)))
+    keys = reread(keys)
+    return _write(shard, lambda fitting: fitting.tombstones(keys), as_transaction(txn))
 
 
-def _write(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
+def _write(shard: Shard, fit: Callable[[Fitting], WriteRows], txn: Transaction | None) -> WriteResult:
+    return with_current_columns(shard, lambda fitting: _write_fitted(shard, fit(fitting), txn))
+
+
+def _write_fitted(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
     commits = shard.commits
     if not rows.batches:
         with shard.health.lock:
@@ -218,19 +236,8 @@ def insert(
     shard: Shard, rows: WriteRows, txn: Transaction | None, decide: Callable[[], WriteRows | None] | None = None
 ) -> WriteResult:
     """Insert one encoded write, or what `decide` gives instead (`GroupCommit.insert`); see `acknowledged`."""
-    try:
-        pending, end = shard.commits.insert(rows, txn, decide=decide)
-        return acknowledged(shard, pending, end, txn)
-    except Exception:
-        raise
-    except BaseException:
-        _leave(shard)
-        raise
-
-
-def _leave(shard: Shard) -> None:
-    """Let the ticker lead: the caller was interrupted, and nobody may wait for what it inserted."""
-    shard.commits.hurry(shard.commits.buffered)
+    pending, end = shard.commits.insert(rows, txn, decide=decide)
+    return acknowledged(shard, pending, end, txn)
 
 
 def acknowledged(shard: Shard, pending: Pending | None, end: int, txn: Transaction | None) -> WriteResult:
@@ -250,7 +257,9 @@ def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteRes
     """Publish rows that are too large for one entry as a generation."""
     if not shard.config.enable_memtable:
         limit = shard.config.max_entry_bytes
-        raise InvalidInputError(f"a put above max_entry_bytes={limit} does not fit WAL-only mode; split it")
+        raise InvalidInputError(
+            f"the rows need more than max_entry_bytes={limit}, the limit of one write in WAL-only mode; split them"
+        )
     done = publish_bulk(shard, lambda: rows, txn)
     if done is None:
         return WriteResult(range(0), skipped=True)

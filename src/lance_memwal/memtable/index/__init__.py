@@ -7,11 +7,10 @@ table. `spec` says what an index should be, `port` what every index guarantees.
 from lance_memwal.memtable.index.analyzer import Analyzer, AnalyzerOptions, analyzer_for
 from lance_memwal.memtable.index.bm25 import BoundQuery, CorpusStats, terms_of
 from lance_memwal.memtable.index.btree import BTreeMemIndex
-from lance_memwal.memtable.index.fts import FtsMemIndex, Vocabulary, bind_over, search_texts
+from lance_memwal.memtable.index.fts import FtsMemIndex, bind_over, search_texts
 from lance_memwal.memtable.index.hnsw import HnswMemIndex
-from lance_memwal.memtable.index.lance_query import as_query, from_lance, to_lance
 from lance_memwal.memtable.index.port import MemIndex
-from lance_memwal.memtable.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
+from lance_memwal.memtable.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery, as_query, to_lance
 from lance_memwal.memtable.index.spec import BTreeIndex, FtsIndex, HnswIndex, IndexSpec
 from lance_memwal.memtable.index.text_view import FtsView
 from lance_memwal.memtable.index.vectors import METRICS, SEARCH_METRICS, Metric, exact_search
@@ -46,12 +45,10 @@ __all__ = [
     "Predicate",
     "Range",
     "TextQuery",
-    "Vocabulary",
     "analyzer_for",
     "bind_over",
     "exact_search",
     "as_query",
-    "from_lance",
     "search_texts",
     "terms_of",
     "to_lance",

@@ -5,8 +5,8 @@ Owns the corpus statistics, the binding of queries to terms and the combination 
 1. weight(term, document) = idf * (k1 + 1) * f / (f + k1 * (1 - b + b * length / average length)), with k1 = 1.2,
    b = 0.75, idf = ln(1 + (N - df + 0.5) / (df + 0.5)). N counts documents that have a token; a length is the exact
    number of tokens that the analyzer kept. A term that a query repeats counts as often as it is repeated.
-2. Statistics are values that add up, so that tiers are scored together: bind over all vocabularies, add the
-   statistics of all tiers, then search every tier with the sum.
+2. Statistics are values that add up. Sources are scored together by binding over all vocabularies and by searching
+   each source with the same statistics.
 3. Hits are sorted by row position; a row that does not satisfy the query is in no hits, whatever its score.
 """
 
@@ -23,8 +23,6 @@ import numpy.typing as npt
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index.fuzzy import auto_fuzziness
 from lance_memwal.memtable.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
-
-__all__ = ["BoundLeaf", "BoundQuery", "CorpusStats", "Hits", "bind", "combine", "terms_of", "top_k"]
 
 K1, B = 1.2, 0.75
 Int64s = npt.NDArray[np.int64]
@@ -95,11 +93,6 @@ class Hits:
 
     positions: Int64s
     scores: Floats
-
-    @classmethod
-    def none(cls) -> Hits:
-        """Return no hits."""
-        return cls(np.empty(0, np.int64), np.empty(0, np.float64))
 
 
 class Terms(Protocol):

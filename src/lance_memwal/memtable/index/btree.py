@@ -27,8 +27,6 @@ from lance_memwal.memtable.index.pending import PendingColumn
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.sql import Equals, In, IsNotNull, IsNull, Predicate, Range
 
-__all__ = ["BTreeMemIndex", "is_indexable"]
-
 Positions = npt.NDArray[np.int64]
 _NO_POSITIONS: Positions = np.empty(0, dtype=np.int64)
 

@@ -6,7 +6,7 @@ Owns the vocabulary and the segments of one column. Invariants:
 2. Term numbers are never reused or changed.
 3. Positions are always kept, so phrases work whatever the base index stores; nothing falls back to "no result".
 
-A search over several tiers: take a `view` of each, `bind_over` all of them, add up their `stats`, search each with the sum.
+To search several sources together: take a `view` of each, `bind_over` all of them, and search each with the same statistics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,26 +38,11 @@ from lance_memwal.memtable.index.query import TextQuery, on_column, parse
 from lance_memwal.memtable.index.text_view import FtsView
 from lance_memwal.process.waiting import refuse_on_top
 
-__all__ = ["FtsMemIndex", "Vocabulary", "bind_over", "search_texts"]
-
 _TERM_BYTES = 200  # a term: its string, its dictionary entry, its list slot
 _BUILD_ROWS = 65_536
 _BUILD_BYTES = 64 << 20
 Mask = npt.NDArray[np.bool_]
 Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
-
-
-class Vocabulary(Protocol):
-    """What binding a query needs of a tier; `FtsView` has it, other tiers may bring their own."""
-
-    @property
-    def analyzer(self) -> Analyzer:
-        """The analyzer of the tier's documents."""
-        ...
-
-    def candidates(self, term: str, distance: int, prefix_length: int, limit: int) -> list[str]:
-        """Return the first `limit` terms of the tier within `distance` of `term`, in alphabetic order."""
-        ...
 
 
 class FtsMemIndex(PendingColumn):
@@ -165,7 +149,7 @@ class FtsMemIndex(PendingColumn):
 class _Vocabularies:
     """Analyzers and vocabularies per column, as `bind` wants them."""
 
-    def __init__(self, views: Mapping[str, Sequence[Vocabulary]]) -> None:
+    def __init__(self, views: Mapping[str, Sequence[FtsView]]) -> None:
         self._views = views
 
     def query_terms(self, column: str, text: str, *, fuzzy: bool) -> list[tuple[str, int]]:
@@ -178,14 +162,14 @@ class _Vocabularies:
             merged.update(view.candidates(term, distance, prefix_length, limit))
         return sorted(merged)[:limit]
 
-    def _of(self, column: str) -> Sequence[Vocabulary]:
+    def _of(self, column: str) -> Sequence[FtsView]:
         if column not in self._views:
             raise InvalidInputError(f"text query names column {column!r}, which has no full-text index here")
         return self._views[column]
 
 
 def bind_over(
-    query: str | TextQuery, views: Mapping[str, Sequence[Vocabulary]], *, column: str | None = None
+    query: str | TextQuery, views: Mapping[str, Sequence[FtsView]], *, column: str | None = None
 ) -> BoundQuery:
     """Return `query` with its terms decided over several vocabularies per column, as one index of all would.
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["auto_fuzziness", "within_distance"]
-
 
 def auto_fuzziness(term: str) -> int:
     """Return the edit distance that Lance chooses for a term by its length in bytes."""

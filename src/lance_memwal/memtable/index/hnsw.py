@@ -36,8 +36,6 @@ from lance_memwal.memtable.index.vectors import (
 from lance_memwal.process.turns import Taking
 from lance_memwal.process.waiting import refuse_on_top
 
-__all__ = ["HnswMemIndex"]
-
 _GRAPH_METRICS = {"l2": "l2sq", "cosine": "cos", "dot": "ip"}
 _DEFAULT_EF = 128
 _SEAL_ROWS = 1024  # below this many rows, exact search is as fast as the graph

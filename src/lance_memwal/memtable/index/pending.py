@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["PendingColumn"]
-
 _BATCH_BYTES = 160  # an array object and its list slot; the buffers belong to the memtable
 
 

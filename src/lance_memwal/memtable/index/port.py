@@ -17,8 +17,6 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-__all__ = ["MemIndex"]
-
 
 @runtime_checkable
 class MemIndex(Protocol):

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from lance_memwal.memtable.index.analyzer import DocumentTokens
 
-__all__ = ["Occurrences", "Segment", "merge_tail"]
-
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 

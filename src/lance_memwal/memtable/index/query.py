@@ -1,10 +1,11 @@
-"""Full-text queries as values.
+"""Full-text queries as values, their reading from strings, and their translation for Lance.
 
-Owns the query tree and its reading from strings. Invariants:
+Entry points besides the values: `as_query` for a query of a caller, `to_lance` for Lance. Invariants:
 
 1. A query is immutable and says everything that decides its result, apart from the analyzer.
 2. `column=None` means the column that is searched; `on_column` fills it in.
-3. Meaning and defaults are those of Lance's queries of the same name (`lance_query` reads those).
+3. Meaning and defaults are those of Lance's queries of the same name: `Match` is `lance.query.MatchQuery`. Objects of
+   `lance.query` are refused: they have no attributes, so they could only be read from the debug print of a plan.
 """
 
 from __future__ import annotations
@@ -12,23 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
+
+import lance.query
 
 from lance_memwal.arguments import check_text
 from lance_memwal.errors import InvalidInputError
-
-__all__ = [
-    "Boolean",
-    "Boost",
-    "Match",
-    "MultiMatch",
-    "Operator",
-    "Phrase",
-    "TextQuery",
-    "columns_of",
-    "on_column",
-    "parse",
-]
 
 Operator = Literal["or", "and"]
 
@@ -181,3 +171,59 @@ def on_column(query: TextQuery, column: str) -> TextQuery:
 
 def _each_on(queries: Sequence[TextQuery], column: str) -> tuple[TextQuery, ...]:
     return tuple(on_column(query, column) for query in queries)
+
+
+# -------------------------------------------------------------------------------------------------------- lance query
+
+
+_KINDS = (Match, Phrase, Boolean, Boost, MultiMatch)
+
+
+def as_query(query: Any, columns: Sequence[str]) -> TextQuery:
+    """A string or a query of `lance_memwal.query` as a query that names only these text `columns`."""
+    if not isinstance(query, (str, *_KINDS)):
+        kind = type(query).__name__
+        ours = [known.__name__ for known in _KINDS if f"{known.__name__}Query" == kind]
+        use = f"lance_memwal.query.{ours[0] if ours else 'Match'}"
+        raise InvalidInputError(
+            f"a text query must be a string or a query of lance_memwal.query, not {kind}; use {use}"
+        )
+    parsed = parse(query)
+    elsewhere = sorted(name for name in columns_of(parsed) if name is not None and name not in columns)
+    if elsewhere:
+        raise InvalidInputError(f"the query names {elsewhere[0]!r}; it may name {', '.join(columns)}")
+    return parsed
+
+
+def to_lance(query: TextQuery) -> lance.query.FullTextQuery:
+    """Return our value, which names its columns, as a `lance.query` object."""
+    known = lance.query
+    match query:
+        case Match():
+            return known.MatchQuery(
+                query.text,
+                str(query.column),
+                boost=query.boost,
+                fuzziness=cast("int", query.fuzziness),  # None lets the term's length decide
+                max_expansions=query.max_expansions,
+                operator=_operator(query.operator),
+                prefix_length=query.prefix_length,
+            )
+        case Phrase():
+            return known.PhraseQuery(query.text, str(query.column), slop=query.slop)
+        case MultiMatch():
+            boosts = None if query.boosts is None else list(query.boosts)
+            return known.MultiMatchQuery(
+                query.text, list(query.columns), boosts=boosts, operator=_operator(query.operator)
+            )
+        case Boost():
+            positive, negative = to_lance(query.positive), to_lance(query.negative)
+            return known.BoostQuery(positive, negative, negative_boost=query.negative_boost)
+        case Boolean():
+            kinds = ((known.Occur.MUST, query.must), (known.Occur.SHOULD, query.should))
+            parts = [*kinds, (known.Occur.MUST_NOT, query.must_not)]
+            return known.BooleanQuery([(occur, to_lance(part)) for occur, some in parts for part in some])
+
+
+def _operator(operator: str) -> lance.query.FullTextOperator:
+    return lance.query.FullTextOperator.AND if operator == "and" else lance.query.FullTextOperator.OR

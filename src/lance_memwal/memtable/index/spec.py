@@ -22,8 +22,6 @@ from lance_memwal.memtable.index.fts import FtsMemIndex
 from lance_memwal.memtable.index.hnsw import HnswMemIndex
 from lance_memwal.memtable.index.vectors import METRICS, Metric, is_vector
 
-__all__ = ["BTreeIndex", "FtsIndex", "HnswIndex", "IndexSpec"]
-
 _ANALYZER_FIELDS = tuple(option.name for option in fields(AnalyzerFields))
 _CODE_FLAGS = ("split_identifiers", "split_on_numerics", "preserve_original", "index_operators")
 

@@ -20,8 +20,6 @@ from lance_memwal.memtable.index.bm25 import BoundLeaf, CorpusStats, Hits
 from lance_memwal.memtable.index.fuzzy import within_distance
 from lance_memwal.memtable.index.postings import Occurrences, Segment
 
-__all__ = ["FtsView"]
-
 Mask = npt.NDArray[np.bool_]
 
 

@@ -25,21 +25,6 @@ import pyarrow as pa
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.keys import one_array
 
-__all__ = [
-    "ANY_DISTANCE",
-    "METRICS",
-    "SEARCH_METRICS",
-    "DistanceRange",
-    "Metric",
-    "Nearest",
-    "VectorBlock",
-    "exact_search",
-    "is_searchable",
-    "is_vector",
-    "nearest_in_block",
-    "query_vector",
-]
-
 Metric = Literal["l2", "cosine", "dot", "hamming"]
 METRICS: tuple[Metric, ...] = ("l2", "cosine", "dot")  # of graphs
 SEARCH_METRICS: tuple[Metric, ...] = (*METRICS, "hamming")

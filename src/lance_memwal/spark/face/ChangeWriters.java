@@ -10,7 +10,7 @@ import org.apache.spark.sql.connector.write.DeltaWriter;
 import org.apache.spark.sql.connector.write.DeltaWriterFactory;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 
-/** What tasks of UPDATE, DELETE and MERGE write with: rows are held for one chunk, then Python has them. */
+/** The writers in tasks of UPDATE, DELETE and MERGE: they collect a chunk of rows, then Python takes it. */
 final class ChangeWriters implements DeltaWriterFactory {
   private static final int CHUNK_ROWS = 20000;
 
@@ -47,15 +47,17 @@ final class ChangeWriters implements DeltaWriterFactory {
 
     public void update(Object metadata, Object id, Object row) throws IOException {
       InternalRow before = shape.tombstone((InternalRow) id);
-      InternalRow after = shape.live((InternalRow) row);
-      if (!shape.sameKey(before, after)) {
-        add(before);
+      InternalRow after = shape.row((InternalRow) row, Shape.UPDATE);
+      if (!shape.isSameKey(before, after)) {
+        after = shape.row((InternalRow) row, Shape.CHANGED_KEY);
+      } else if (!shape.isSameId(before, after)) {
+        add(before); // the row may move to another shard
       }
       add(after);
     }
 
     public void insert(Object row) throws IOException {
-      add(shape.live((InternalRow) row));
+      add(shape.row((InternalRow) row, Shape.INSERT));
     }
 
     public void write(Object row) throws IOException {

@@ -20,6 +20,8 @@ import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
 import org.apache.spark.sql.connector.catalog.ProcedureCatalog;
 import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableCatalogCapability;
@@ -32,10 +34,11 @@ import org.apache.spark.sql.connector.expressions.Expression;
 import org.apache.spark.sql.connector.expressions.Literal;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** The tables of a warehouse directory. What a directory holds, and what a statement does to it, Python decides. */
-public class MemWalCatalog implements TableCatalog, SupportsNamespaces, ProcedureCatalog {
+public class MemWalCatalog implements StagingTableCatalog, SupportsNamespaces, ProcedureCatalog {
   private static final String STORAGE = "storage.";
 
   private String name = null;
@@ -137,12 +140,7 @@ public class MemWalCatalog implements TableCatalog, SupportsNamespaces, Procedur
   }
 
   public Table createTable(Identifier ident, TableInfo info) throws TableAlreadyExistsException, NoSuchNamespaceException {
-    ObjectNode arguments = place(ident);
-    arguments.set("schema", Python.parse(info.schema().json()));
-    arguments.set("properties", Python.object(info.properties()));
-    arguments.set("key", key(info.constraints()));
-    arguments.set("partitioning", partitioning(info.partitions()));
-    JsonNode found = Python.ask("create_table", arguments);
+    JsonNode found = Python.ask("create_table", definition(ident, info));
     if (found.has("exists")) {
       throw new TableAlreadyExistsException(ident);
     }
@@ -154,6 +152,42 @@ public class MemWalCatalog implements TableCatalog, SupportsNamespaces, Procedur
     } catch (NoSuchTableException error) {
       throw new IllegalStateException("the table that was made is gone: " + ident);
     }
+  }
+
+  public StagedTable stageCreate(Identifier ident, TableInfo info) {
+    return new Staged(this, definition(ident, info), info.schema(), false);
+  }
+
+  public StagedTable stageReplace(Identifier ident, TableInfo info) {
+    return new Staged(this, definition(ident, info), info.schema(), true);
+  }
+
+  public StagedTable stageCreateOrReplace(Identifier ident, TableInfo info) {
+    return new Staged(this, definition(ident, info), info.schema(), tableExists(ident));
+  }
+
+  /** The table of a statement, once `command` has created it, or found that its rows can be replaced. */
+  MemWalTable begun(ObjectNode definition, String command) {
+    JsonNode found = Python.ask(command, definition);
+    if (!found.has("path")) {
+      throw new IllegalStateException("the table or its namespace was created or dropped since the statement began; run it again");
+    }
+    Identifier ident = Identifier.of(new String[0], ((JsonNode) definition.get("table")).asText());
+    try {
+      return (MemWalTable) table(ident, found);
+    } catch (NoSuchTableException error) {
+      throw new IllegalStateException("the table was dropped since the statement began; run it again");
+    }
+  }
+
+  private ObjectNode definition(Identifier ident, TableInfo info) {
+    Statement.refuseOtherSource((String) info.properties().get(TableCatalog.PROP_PROVIDER));
+    ObjectNode arguments = place(ident);
+    arguments.set("schema", Python.parse(info.schema().json()));
+    arguments.set("properties", Python.object(info.properties()));
+    arguments.set("key", key(info.constraints()));
+    arguments.set("partitioning", partitioning(info.partitions()));
+    return arguments;
   }
 
   private static ArrayNode key(Constraint[] constraints) {
@@ -205,8 +239,14 @@ public class MemWalCatalog implements TableCatalog, SupportsNamespaces, Procedur
       if (add.position() != null) {
         throw new IllegalArgumentException("a new column is the last one: leave out FIRST and AFTER");
       }
-      made.put("add", String.join(".", add.fieldNames())).put("nullable", add.isNullable());
-      made.set("type", Python.parse(add.dataType().json()));
+      if (add.defaultValue() != null) {
+        throw new IllegalArgumentException("a column has no default value; leave out DEFAULT, and UPDATE the new column");
+      }
+      String name = String.join(".", add.fieldNames());
+      StructType field = new StructType();
+      field = add.comment() == null ? field.add(name, add.dataType()) : field.add(name, add.dataType(), true, add.comment());
+      made.put("add", name).put("nullable", add.isNullable());
+      made.set("schema", Python.parse(field.json()));
       return made;
     }
     if (change instanceof TableChange.DeleteColumn) {
@@ -253,7 +293,9 @@ public class MemWalCatalog implements TableCatalog, SupportsNamespaces, Procedur
   }
 
   public void createNamespace(String[] namespace, Map<String, String> metadata) throws NamespaceAlreadyExistsException {
-    if (((JsonNode) Python.ask("create_namespace", place(namespace)).get("exists")).asBoolean()) {
+    ObjectNode arguments = place(namespace);
+    arguments.set("properties", Python.object(metadata));
+    if (((JsonNode) Python.ask("create_namespace", arguments).get("exists")).asBoolean()) {
       throw new NamespaceAlreadyExistsException(namespace);
     }
   }

@@ -40,7 +40,7 @@ final class MemWalScan implements SupportsReportStatistics {
     return inner.toBatch();
   }
 
-  /** Without the option `changeFeed` a stream is refused, in Python's words. */
+  /** Without the option `__changeFeed` a stream is refused, in Python's words. */
   public MicroBatchStream toMicroBatchStream(String checkpoint) {
     return inner.toMicroBatchStream(checkpoint);
   }

@@ -105,7 +105,7 @@ final class MemWalScanBuilder
     }
     told.put("count", counts);
     Map<String, String> all = new HashMap<String, String>(options);
-    all.put("pushed", told.toString());
+    all.put("__pushed", told.toString());
     CaseInsensitiveStringMap given = new CaseInsensitiveStringMap(all);
     PythonDataSourceV2 source = Python.source(Python.TABLE);
     JsonNode found = Python.answer(Python.create(source, Python.TABLE, given).schema());

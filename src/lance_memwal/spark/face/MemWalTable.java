@@ -14,7 +14,6 @@ import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TruncatableTable;
 import org.apache.spark.sql.connector.read.ScanBuilder;
-import org.apache.spark.sql.connector.read.streaming.ReportsSinkMetrics;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.RowLevelOperation;
 import org.apache.spark.sql.connector.write.RowLevelOperationBuilder;
@@ -28,13 +27,13 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A table as Spark's planner sees it. Every scan is a snapshot of its own, taken when the query is planned. */
 class MemWalTable
-    implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsSchemaEvolution, TruncatableTable, ReportsSinkMetrics {
+    implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsSchemaEvolution, TruncatableTable {
   private final String name;
   private final StructType schema;
   private final Map<String, String> options;
   private final boolean named;
   private About about;
-  private Report written = null;
+  private Pinned merged = null;
   private PythonDataSourceV2 sink = null;
   private CaseInsensitiveStringMap sinkOptions = null;
 
@@ -92,17 +91,36 @@ class MemWalTable
   }
 
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
+    Map<String, String> options = new HashMap<String, String>(given);
+    if (isMerged(given)) {
+      merged.read(options);
+    }
+    return scan(new CaseInsensitiveStringMap(options));
+  }
+
+  /** Whether the running statement is a MERGE into this table that only inserts; then `merged` has its snapshot. */
+  private boolean isMerged(CaseInsensitiveStringMap given) {
+    if (merged == null && Statement.isMergeThatInserts(this)) {
+      merged = new Pinned(this, given);
+    }
+    return merged != null;
+  }
+
+  ScanBuilder scan(CaseInsensitiveStringMap given) {
     CaseInsensitiveStringMap all = with(given);
-    if (all.getBoolean("changeFeed", false)) {
+    if (all.getBoolean("__changeFeed", false)) {
       return new PythonScanBuilder(Python.source(Python.TABLE), Python.TABLE, schema, all);
     }
     return new MemWalScanBuilder(this, all);
   }
 
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    Report report = report();
-    WriteInfo write = new WriteInfo(info, report.in(with(info.options())), info.schema());
-    return new Upserts(sink(write.options()), write, report);
+    Map<String, String> options = new HashMap<String, String>(with(info.options()));
+    if (isMerged(info.options())) {
+      merged.write(options);
+    }
+    WriteInfo write = new WriteInfo(info, new CaseInsensitiveStringMap(options), info.schema());
+    return new Upserts(sink(write.options()), write);
   }
 
   /** The Python source that writes with these options, made once for all micro-batches of a stream: it is its options. */
@@ -112,19 +130,6 @@ class MemWalTable
       sinkOptions = given;
     }
     return sink;
-  }
-
-  /** Where the writes of this table report to; the micro-batches of a stream follow each other. */
-  synchronized Report report() {
-    if (written == null) {
-      written = new Report();
-    }
-    return written;
-  }
-
-  /** What the last micro-batch did, for the progress of its query. */
-  public synchronized Map<String, String> metrics() {
-    return written == null ? Collections.<String, String>emptyMap() : written.values();
   }
 
   /** WITH SCHEMA EVOLUTION adds columns; the catalog does it as ALTER TABLE does. */

@@ -1,7 +1,5 @@
 package io.memwal.spark;
 
-import com.fasterxml.jackson.databind.JsonNode;
-import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -28,22 +26,21 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * UPDATE, DELETE and MERGE: Spark finds the rows, and what becomes of them goes to the Python sink.
+ * UPDATE, DELETE and MERGE: Spark finds the rows, and the Python sink writes the changed rows and a tombstone per deleted row.
  *
- * <p>Rows that go are tombstones there. A row whose key changes leaves a tombstone at the old one, unless another row takes it.
- * A statement reads one snapshot; keys that others wrote since then are a conflict, unless the session says that it wins.
+ * <p>The column `_op` says what a row is (see `Shape`); Python refuses changed keys, and inserts of keys that exist.
  */
 final class RowChanges implements SupportsDelta {
-  static final String TOMBSTONE = "_tombstone";
+  private static final String OP = "_op";
 
   private final MemWalTable table;
   private final RowLevelOperationInfo info;
-  private final boolean overwrites = Session.overwrites();
-  private String snapshot = null;
+  private final Pinned pinned;
 
   RowChanges(MemWalTable table, RowLevelOperationInfo info) {
     this.table = table;
     this.info = info;
+    pinned = new Pinned(table, info.options());
   }
 
   public Command command() {
@@ -55,25 +52,9 @@ final class RowChanges implements SupportsDelta {
   }
 
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    return table.newScanBuilder(new CaseInsensitiveStringMap(planned(options, "asOf")));
-  }
-
-  /** The options of a read or a write, with the snapshot that the statement is planned on as one of them. */
-  private Map<String, String> planned(Map<String, String> options, String name) {
     Map<String, String> all = new HashMap<String, String>(options);
-    if (!overwrites) {
-      all.put(name, snapshot());
-    }
-    return all;
-  }
-
-  private synchronized String snapshot() {
-    if (snapshot == null) {
-      ObjectNode arguments = Python.object();
-      arguments.set("options", Python.object(table.with(info.options())));
-      snapshot = ((JsonNode) Python.ask("snapshot", arguments).get("snapshot")).asText();
-    }
-    return snapshot;
+    pinned.read(all);
+    return table.scan(new CaseInsensitiveStringMap(all));
   }
 
   /** What a tombstone needs: the key, and the columns that say where it goes and when. */
@@ -94,13 +75,11 @@ final class RowChanges implements SupportsDelta {
   }
 
   public DeltaWriteBuilder newWriteBuilder(LogicalWriteInfo given) {
-    Map<String, String> options = planned(table.with(info.options()), "unchangedSince");
-    options.put("duplicates", "live");
+    Map<String, String> options = new HashMap<String, String>(table.with(info.options()));
+    pinned.write(options);
     StructType columns = written(table.about().schema);
-    final Report report = new Report();
-    WriteInfo inner = new WriteInfo(given, report.in(options), columns);
-    Write python = new PythonWriteBuilder(Python.source(Python.TABLE), Python.TABLE, inner).build();
-    final Write write = new ReportedWrite(python, report, null); // its tasks hold rows themselves
+    WriteInfo inner = new WriteInfo(given, new CaseInsensitiveStringMap(options), columns);
+    final Write write = new PythonWriteBuilder(Python.source(Python.TABLE), Python.TABLE, inner).build();
     final Shape shape =
         new Shape(columns, given.schema(), (StructType) given.rowIdSchema().orElse(new StructType()), table.about().key);
     return new DeltaWriteBuilder() {
@@ -122,14 +101,14 @@ final class RowChanges implements SupportsDelta {
     };
   }
 
-  /** The columns of the table, of which a tombstone has only some, and the mark of tombstones. */
+  /** The columns of the table, of which a tombstone has only some, and `_op`. */
   private static StructType written(StructType table) {
     StructType found = new StructType();
     StructField[] fields = table.fields();
     for (int i = 0; i < fields.length; i++) {
       found = found.add(fields[i].name(), fields[i].dataType(), true);
     }
-    return found.add(TOMBSTONE, DataTypes.BooleanType, false);
+    return found.add(OP, DataTypes.StringType, false);
   }
 
   /** The write: the Python sink's own, whose tasks hand in one message per chunk. */

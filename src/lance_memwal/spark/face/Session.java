@@ -30,9 +30,7 @@ final class Session {
     if (!given.containsKey("timeZone")) {
       all.put("timeZone", conf.sessionLocalTimeZone());
     }
-    if (!given.containsKey("caseSensitive")) {
-      all.put("caseSensitive", String.valueOf(conf.caseSensitiveAnalysis()));
-    }
+    all.put("__caseSensitive", String.valueOf(conf.caseSensitiveAnalysis()));
     return all;
   }
 }

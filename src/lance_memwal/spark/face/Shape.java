@@ -6,9 +6,17 @@ import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
 
-/** How the rows that Spark hands over become rows of the sink: the table's columns, then the mark of tombstones. */
+/** Turns rows and row ids of Spark into rows of the sink: the columns of the table, then `_op`. */
 final class Shape implements Serializable {
+  static final String DELETE = "d";
+  static final String INSERT = "i";
+  static final String UPDATE = "u";
+
+  /** An update that changes the key of a row: Python refuses the statement. */
+  static final String CHANGED_KEY = "k";
+
   private final DataType[] types;
   private final int[] fromRow;
   private final int[] fromId;
@@ -40,34 +48,47 @@ final class Shape implements Serializable {
     return -1;
   }
 
-  InternalRow live(InternalRow row) {
-    return made(row, fromRow, false);
+  InternalRow row(InternalRow row, String op) {
+    return made(row, fromRow, op);
   }
 
   InternalRow tombstone(InternalRow id) {
-    return made(id, fromId, true);
+    return made(id, fromId, DELETE);
   }
 
-  boolean sameKey(InternalRow left, InternalRow right) {
+  boolean isSameKey(InternalRow left, InternalRow right) {
     for (int i = 0; i < keys.length; i++) {
-      Object a = left.get(keys[i], types[keys[i]]);
-      Object b = right.get(keys[i], types[keys[i]]);
-      boolean same = a instanceof byte[] ? java.util.Arrays.equals((byte[]) a, (byte[]) b) : a.equals(b);
-      if (!same) {
+      if (!isSame(left, right, keys[i])) {
         return false;
       }
     }
     return true;
   }
 
-  private InternalRow made(InternalRow given, int[] from, boolean gone) {
+  /** Whether two rows have the same key, sharding column and sequence. */
+  boolean isSameId(InternalRow left, InternalRow right) {
+    for (int i = 0; i < fromId.length; i++) {
+      if (fromId[i] >= 0 && !isSame(left, right, i)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  private boolean isSame(InternalRow left, InternalRow right, int at) {
+    Object a = left.get(at, types[at]);
+    Object b = right.get(at, types[at]);
+    return a instanceof byte[] ? java.util.Arrays.equals((byte[]) a, (byte[]) b) : a.equals(b);
+  }
+
+  private InternalRow made(InternalRow given, int[] from, String op) {
     Object[] values = new Object[types.length + 1];
     for (int i = 0; i < types.length; i++) {
       if (from[i] >= 0 && !given.isNullAt(from[i])) {
         values[i] = InternalRow.copyValue(given.get(from[i], types[i]));
       }
     }
-    values[types.length] = Boolean.valueOf(gone);
+    values[types.length] = UTF8String.fromString(op);
     return new GenericInternalRow(values);
   }
 }

@@ -18,13 +18,12 @@ import org.apache.spark.sql.execution.arrow.ArrowConverters;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonWriterCommitMessage;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.StructType;
-import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * Tasks with few rows hand them to the commit as they are, and need no Python; all others are the Python sink's own.
+ * Tasks with few rows pass them to the commit unchanged and need no Python. All other tasks are the Python sink's own.
  *
- * <p>The commit then does what a task would have done: see `lance_memwal.spark.pieces.unsplit`. All tasks of a write hand in 8 MiB
- * at most that way, and one of them 256 KiB. A write whose options say how large messages are keeps to these.
+ * <p>The commit then does what a task would have done (`lance_memwal.spark.pieces.unsplit`). A task passes at most 256 KiB, and all tasks
+ * of a write together at most 8 MiB.
  */
 final class SmallTasks implements StreamingDataWriterFactory, DataWriterFactory {
   private static final long ALL_BYTES = 8 << 20;
@@ -44,9 +43,7 @@ final class SmallTasks implements StreamingDataWriterFactory, DataWriterFactory 
 
   /** `inner` is a factory of the Python sink, which serves streams and batches alike. */
   static SmallTasks before(Object inner, WriteInfo write, PhysicalWriteInfo physical) {
-    CaseInsensitiveStringMap options = write.options();
-    boolean told = options.containsKey("inlineBytes") || options.containsKey("messageBytes");
-    long most = told ? -1 : Math.min(TASK_BYTES, ALL_BYTES / Math.max(1, physical.numPartitions()));
+    long most = Math.min(TASK_BYTES, ALL_BYTES / Math.max(1, physical.numPartitions()));
     return new SmallTasks((DataWriterFactory) inner, write.schema(), SQLConf.get().sessionLocalTimeZone(), most);
   }
 

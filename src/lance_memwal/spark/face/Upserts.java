@@ -8,15 +8,13 @@ import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend;
 /** Rows that are written are upserts (or appends, without a key): so the rows of a stream in update mode are, too. */
 final class Upserts extends PythonWriteBuilder implements SupportsStreamingUpdateAsAppend {
   private final WriteInfo info;
-  private final Report report;
 
-  Upserts(PythonDataSourceV2 source, WriteInfo info, Report report) {
+  Upserts(PythonDataSourceV2 source, WriteInfo info) {
     super(source, Python.TABLE, info);
     this.info = info;
-    this.report = report;
   }
 
   public Write build() {
-    return new ReportedWrite(super.build(), report, info);
+    return new SmallTasksWrite(super.build(), info);
   }
 }

@@ -14,8 +14,6 @@ from pyspark.sql import types as st
 
 from lance_memwal.errors import InvalidInputError, MemWalError
 
-__all__ = ["answered", "refused"]
-
 _ANSWER = "memwal"  # the Java side reads it by this name
 
 

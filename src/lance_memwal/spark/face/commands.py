@@ -20,8 +20,6 @@ from lance_memwal.spark.face.statements import STATEMENTS, table_at
 from lance_memwal.spark.options import Options
 from lance_memwal.table import open_table
 
-__all__ = ["FaceSource"]
-
 
 class FaceSource(DataSource):
     """Runs one command when Spark asks for its columns."""

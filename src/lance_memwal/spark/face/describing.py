@@ -14,10 +14,8 @@ from lance_memwal.spark.feed import feed_schema
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.read_options import columns_of, resolved_options
 from lance_memwal.spark.rows import needed_for_delete
-from lance_memwal.spark.types import struct_type
+from lance_memwal.spark.types import COMMENT, struct_type
 from lance_memwal.table import Table, open_table
-
-__all__ = ["described"]
 
 
 def described(options: Options) -> dict[str, Any]:
@@ -27,6 +25,7 @@ def described(options: Options) -> dict[str, Any]:
     options = resolved_options(options)
     schema = feed_schema(columns, options.columns) if options.change_feed else struct_type(columns, options.columns)
     key = table.primary_key
+    comment = table.base.manifest.config(COMMENT)
     return {
         "schema": json.loads(schema.json()),
         "key": key,
@@ -39,6 +38,7 @@ def described(options: Options) -> dict[str, Any]:
             "merge": text_of_merge(table.merge),
             "location": table.uri,
             "provider": "memwal",
+            **({} if comment is None else {COMMENT: comment}),
         },
     }
 

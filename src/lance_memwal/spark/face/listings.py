@@ -15,8 +15,6 @@ from pyspark.sql import types as st
 
 from lance_memwal.table import Table
 
-__all__ = ["LISTINGS", "PROCEDURES", "listed"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

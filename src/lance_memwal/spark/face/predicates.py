@@ -21,26 +21,27 @@ import pyarrow as pa
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.sql import Equals, In, IsNotNull, IsNull, Predicate, Range, demand_text
 
-__all__ = ["exact_columns", "filter_text"]
-
 _EXACT = frozenset({pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.date32()})
 _COMPARED: dict[str, Callable[[Any], Predicate]] = {
     "=": Equals,
+    "<=>": Equals,
     "<": lambda value: Range(upper=value, upper_inclusive=False),
     "<=": lambda value: Range(upper=value),
     ">": lambda value: Range(lower=value, lower_inclusive=False),
     ">=": lambda value: Range(lower=value),
 }
+_OPPOSITE = {"and": "or", "or": "and", "is_null": "is_not_null", "is_not_null": "is_null"}
 
 
 def exact_columns(schema: pa.Schema) -> list[str]:
     """The columns that Lance compares with a value as Spark does."""
     lower = Counter(name.lower() for name in schema.names)
     plain = [field for field in schema if field.name.isidentifier() and lower[field.name.lower()] == 1]
-    return [field.name for field in plain if _is_exact(field.type)]
+    return [field.name for field in plain if is_exact(field.type)]
 
 
-def _is_exact(kind: pa.DataType) -> bool:
+def is_exact(kind: pa.DataType) -> bool:
+    """Whether Lance compares values of the type as Spark does."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit == "us")
     return kind in _EXACT or (pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision)
@@ -51,29 +52,40 @@ def filter_text(trees: Sequence[Any], schema: pa.Schema) -> str | None:
     return " and ".join(_text(tree, schema) for tree in trees) or None
 
 
-def _text(tree: Any, schema: pa.Schema) -> str:
+def _text(tree: Any, schema: pa.Schema, *, negated: bool = False) -> str:
+    """A tree, or with `negated` its negation, with every `not` around one comparison.
+
+    Lance simplifies `x in (1) and x in (2)` to false, and `x not in (1) or x not in (2)` to true, also if `x` is null. Inside
+    a `not`, the first selects rows that Spark does not select. With each `not` at a comparison, false and null select the
+    same rows. A negated comparison names the nulls, because of the second.
+    """
     name, *rest = tree
     if name in ("and", "or"):
-        return f"({f' {name} '.join(_text(part, schema) for part in rest)})"
+        joined = _OPPOSITE[name] if negated else name
+        return f"({f' {joined} '.join(_text(part, schema, negated=negated) for part in rest)})"
     if name == "not":
-        return f"(not {_text(rest[0], schema)})"
-    column, *values = rest
+        return _text(rest[0], schema, negated=not negated)
+    if negated and name in _OPPOSITE:
+        name, negated = _OPPOSITE[name], False
+    column, *sent = rest
     kind = schema.field(column).type
-    return f"({_demanded(name, column, [_value(value, kind) for value in values], kind)})"
+    values = [_value(value, kind) for value in sent]
+    found, null, present = (demand_text(column, what, kind) for what in (_demand(name, values), IsNull(), IsNotNull()))
+    if name == "<=>":  # never null
+        return f"({null} or not ({found}))" if negated else f"({present} and {found})"
+    return f"({present} and not ({found}))" if negated else f"({found})"
 
 
-def _demanded(name: str, column: str, values: Sequence[Any], kind: pa.DataType) -> str:
+def _demand(name: str, values: Sequence[Any]) -> Predicate:
     if name == "is_null":
-        return demand_text(column, IsNull(), kind)
+        return IsNull()
     if name == "is_not_null":
-        return demand_text(column, IsNotNull(), kind)
+        return IsNotNull()
     if name == "in":
-        return demand_text(column, In(values), kind)
-    (value,) = values
-    if name == "<=>":  # never null, so that a NOT around it is right, too
-        return f"{demand_text(column, IsNotNull(), kind)} and {demand_text(column, Equals(value), kind)}"
+        return In(values)
     if name in _COMPARED:
-        return demand_text(column, _COMPARED[name](value), kind)
+        (value,) = values
+        return _COMPARED[name](value)
     raise InvalidInputError(f"a predicate that is not known was pushed down: {name}")
 
 

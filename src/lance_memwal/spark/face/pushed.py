@@ -1,6 +1,6 @@
 """What the JVM pushed down into one scan, and what it is told about the snapshot that was taken for it.
 
-Owns the option `pushed` (JSON: `filters`, trees of predicates; `limit`; `count`) and the answer. Invariants:
+Owns the option `__pushed` (JSON: `filters`, trees of predicates; `limit`; `count`) and the answer. Invariants:
 
 1. The filter of a scan is the user's and the pushed one together.
 2. A count is answered without tasks only where it is exact: there is no filter, and either no row that a newer one may
@@ -20,8 +20,6 @@ from lance_memwal.spark.face.predicates import filter_text
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.read_options import columns_of
 from lance_memwal.spark.source import TableReader
-
-__all__ = ["planned", "with_pushed"]
 
 
 def with_pushed(options: Options) -> Options:

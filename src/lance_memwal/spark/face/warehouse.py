@@ -17,8 +17,6 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table import open_table
 
-__all__ = ["Warehouse"]
-
 
 @dataclass(frozen=True, slots=True)
 class Warehouse:

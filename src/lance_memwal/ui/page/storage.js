@@ -97,7 +97,7 @@ function change(found) {
   if (found.what === "sstable") {
     const one = found.after ?? found.before, came = found.after !== null;
     return h("li", { class: came ? "came" : "gone" }, h("span", { class: "sign" }, came ? "+" : "−"), h("span", { class: "unseen" }, came ? "added:" : "removed:"), ` SSTable of generation ${one.generation}`,
-      h("span", { class: "small" }, ` ${plural(one.physical_rows ?? 0, "row")}, ${bytes(one.in_memory_bytes)} · ${one.path}`));
+      h("span", { class: "small" }, ` ${plural(one.physical_rows ?? 0, "row")}, ${bytes(one.in_memory_bytes)} in memory · ${one.path}`));
   }
   const text = (value) => (value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
   return h("li", { class: "changed" }, h("span", { class: "sign" }, "~"), ` ${FIELDS[found.what] ?? found.what}: `, h("del", {}, text(found.before)), " → ", h("ins", {}, text(found.after)));

@@ -1,0 +1,92 @@
+"""Turns of the processes that append to one shard (append R9).
+
+Create-if-absent is not fair: the writer of the last entry is the first to know where the log ends. So writers take turns in the
+order of their last entries. Entry points: `AppendTurns.seconds_left` says how long to wait; the `note_` methods record what the
+log shows.
+
+1. Turns are about speed only. Wrong estimates cost time, never rows.
+2. A writer that does not use its turn loses it: once a later writer of the queue appends, the writers before it leave the queue.
+3. A writer outside the queue appends at once. So that it does not always come second, all writers of the queue wait for one more
+   turn before every 16th position.
+4. Every wait ends. It is counted from the newest entry, and each new entry makes the queue before this writer shorter or puts
+   its writer at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lance_memwal.clock import Clock
+from lance_memwal.log.transactions import OWN_PREFIX
+from lance_memwal.types import EntryFooter
+
+_READS_PER_TURN: Final = 3  # the newest entry, the missing one, and the manifest check
+_MIN_TURN_SECONDS: Final = 0.005  # a process must get a core within its turn
+_POLLS_PER_TURN: Final = 8
+_POSITIONS_PER_NEWCOMER: Final = 16
+_MAX_QUEUE: Final = 64
+_SMOOTHING: Final = 8
+
+
+class AppendTurns:
+    """The queue of writers of one shard, as this process sees it. Not thread-safe."""
+
+    def __init__(self, writer: str, clock: Clock) -> None:
+        """`writer` is the id of this process in its entries."""
+        self._writer = writer
+        self._clock = clock
+        self._queue: list[str] = []  # the writer with the oldest last entry comes first
+        self._newest_at = self._own_at = clock.monotonic()
+        self._create_seconds = self._read_seconds = 0.0
+
+    def note_create(self, seconds: float) -> None:
+        """Record how long a create took."""
+        self._create_seconds = _mean(self._create_seconds, seconds)
+
+    def note_read(self, seconds: float) -> None:
+        """Record how long a read of the log took."""
+        self._read_seconds = _mean(self._read_seconds, seconds)
+
+    def note_entry(self, footer: EntryFooter | None) -> None:
+        """Record the newest entry of the log. Entries without a writer, such as seals, do not count."""
+        names = (item.txn.app for item in (() if footer is None else footer.txns))
+        writer = next((name for name in names if name.startswith(OWN_PREFIX)), None)
+        if writer is None:
+            return
+        if writer in self._queue:
+            del self._queue[: self._queue.index(writer) + 1]
+        self._queue = [*self._queue[1 - _MAX_QUEUE :], writer]
+        self._newest_at = self._clock.monotonic()
+        if writer == self._writer:
+            self._own_at = self._newest_at
+
+    @property
+    def turn_seconds(self) -> float:
+        """The time in which a writer has seen the newest entry and created the next one."""
+        return max(_MIN_TURN_SECONDS, self._create_seconds + _READS_PER_TURN * self._read_seconds)
+
+    @property
+    def poll_seconds(self) -> float:
+        """How often to read the log during a wait."""
+        return self.turn_seconds / _POLLS_PER_TURN
+
+    @property
+    def follows_pause(self) -> bool:
+        """Whether this writer paused for longer than a turn, and others may have appended since."""
+        return self._queue != [self._writer] and self._clock.monotonic() - self._own_at > self.turn_seconds
+
+    def rank(self, position: int) -> int:
+        """How many turns pass before this writer may append at `position`."""
+        if self._writer not in self._queue:
+            return 0
+        return self._queue.index(self._writer) + (position % _POSITIONS_PER_NEWCOMER == 0)
+
+    def seconds_left(self, position: int) -> float:
+        """How long to wait before an append at `position`; 0 if it is the turn of this writer."""
+        rank = self.rank(position)
+        return max(0.0, self._newest_at + rank * self.turn_seconds - self._clock.monotonic()) if rank else 0.0
+
+
+def _mean(known: float, seconds: float) -> float:
+    """A moving mean; one slow request changes it by less than half."""
+    return known + (min(seconds, 4 * known) - known) / _SMOOTHING if known else seconds
