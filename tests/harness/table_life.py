@@ -24,8 +24,8 @@ import lance_memwal as mw
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.types import Transaction
-from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import TableAppender, TakeoverPolicy
 from tests.harness.kill_points import obey_points
 from tests.harness.oracle import Write
 from tests.harness.processes import Voice, run_threads, tell_failure
@@ -46,7 +46,7 @@ from tests.harness.table_shapes import (
     shown_by_key,
 )
 
-_PATIENCE: Final = Patience(wait_seconds=60, silent_seconds=0.0)
+_PATIENCE: Final = TakeoverPolicy(wait_seconds=60, idle_seconds=0.0)
 _LARGE: Final = 24
 _TIDIES: Final = ("compact", "compact", "gc", "maintain", "checkpoint", "checkpoint", "consume", "drop")
 _QUERY: Final = "query"  # with it, a version that is older than the newest one is a repeat, and no mistake
@@ -84,11 +84,11 @@ class _Body:
             self.state = shown_by_key(life.shape.rows_of(self.table.scan().to_table()), life)
             judge_settled(self.state, life)
         self.writer: Any = None
-        self.sink: Sink | None = None
+        self.sink: TableAppender | None = None
         if life.mode == "sink":
             most = life.settings.get("max_entry_bytes")
             look_up = Reader(NewestBase(self.table.base)).stored_rows
-            self.sink = Sink(OnceAppender(life.uri, max_entry_bytes=most, look_up=look_up), patience=_PATIENCE)
+            self.sink = TableAppender(OnceAppender(life.uri, max_entry_bytes=most, look_up=look_up), policy=_PATIENCE)
         elif life.mode != "upkeep":
             on_fenced: Any = "retake" if life.mode == "retake" else "raise"
             self.writer = self.table.writer(shared=life.mode == "shared", on_fenced=on_fenced, **dict(life.settings))

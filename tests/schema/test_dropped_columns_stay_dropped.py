@@ -17,8 +17,8 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE
 from lance_memwal.spark.distributed import distributed_compactor
 from lance_memwal.spark.stages import Job
-from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import TableAppender
 from tests.kit.positional_ids import flush_by_pylance, number_by_position
 
 Alter = Callable[[lance.LanceDataset], object]
@@ -183,7 +183,7 @@ def test_rows_put_after_column_was_added_again_stay(tmp_path: Path) -> None:
 def test_shared_log_is_flushed_by_the_same_rule(tmp_path: Path, decided: bool) -> None:
     uri, _ = table_with_secret(tmp_path, "sstable")
     shard_id = mw.open_table(uri).shards()[0].shard_id
-    sink = Sink(OnceAppender(uri))
+    sink = TableAppender(OnceAppender(uri))
     sink.append(shard_id, [pa.record_batch({"id": [1], "b": [10], "secret": ["shared"]})])
     if decided:
         change(uri, drop_field("secret"), add_column("title", pa.string()))

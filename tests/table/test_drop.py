@@ -23,8 +23,8 @@ from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.faulty import FaultKind, FaultPlan, FaultScript, SimulatedCrash
 from lance_memwal.upkeep.drop import drop_table
-from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import TableAppender
 from tests.harness.processes import start
 from tests.kit.tables import create, ids_of, keyed, watched_table
 from tests.serve.shared_child import own_and_put
@@ -169,7 +169,7 @@ def test_sinks_that_are_at_work_are_refused(tmp_path: Path) -> None:
     """Their epoch is open to everybody, which does not mean that nobody writes."""
     table = create(str(tmp_path / "t"))
     rows = pa.RecordBatch.from_pylist([row(1)], schema=table.schema)
-    Sink(OnceAppender(table.uri)).append(mw.shard_id_for(mw.Unsharded()), [rows], txn=("stream", 1))
+    TableAppender(OnceAppender(table.uri)).append(mw.shard_id_for(mw.Unsharded()), [rows], txn=("stream", 1))
     with pytest.raises(mw.ConflictError, match="within the last minute"):
         table.drop()
     assert ids_of(table.scan()) == [1]

@@ -20,8 +20,8 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.metering import Recorder
 from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.short_logs import LogLength, LogLimits, ShortLogs
-from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import TableAppender
 from tests.harness.profile import scaled
 from tests.kit.maintained import SETTINGS, flush, rows
 from tests.kit.tables import compact_everything, create, keyed, outside
@@ -51,7 +51,7 @@ def short_logs(table: mw.Table, limits: LogLimits, clock: SystemClock | None = N
     return ShortLogs(table.location, watch.look, table.maintain, limits=limits, clock=clock or SystemClock())
 
 
-def append(sink: Sink, number: int) -> LogLength:
+def append(sink: TableAppender, number: int) -> LogLength:
     sink.append(SHARD, [pa.record_batch({"id": [number], "v": [number]}, schema=SCHEMA)], txn=("stream", number))
     tail = sink.appender.known_tail(SHARD)
     return LogLength(1, 0) if tail is None else LogLength.of(tail)
@@ -81,7 +81,7 @@ def test_a_log_is_due_by_entries_by_bytes_and_by_age_and_else_it_is_not(table: m
 
 
 def test_the_background_flushes_beside_appends_and_nothing_is_lost(table: mw.Table) -> None:
-    sink, logs = Sink(OnceAppender(table.location)), short_logs(table, LogLimits(entries=8))
+    sink, logs = TableAppender(OnceAppender(table.location)), short_logs(table, LogLimits(entries=8))
     last = 40
     for number in range(last):
         logs.flush(logs.note({SHARD: append(sink, number)}))
@@ -96,7 +96,7 @@ def test_the_background_flushes_beside_appends_and_nothing_is_lost(table: mw.Tab
 
 
 def test_a_table_that_is_gone_ends_the_upkeep_and_raises_nothing(table: mw.Table) -> None:
-    sink, logs = Sink(OnceAppender(table.location)), short_logs(table, LogLimits(entries=1))
+    sink, logs = TableAppender(OnceAppender(table.location)), short_logs(table, LogLimits(entries=1))
     logs.note({SHARD: append(sink, 0)})
     uri = table.uri
     table.drop(force=True)
@@ -115,7 +115,7 @@ def test_failing_upkeep_is_logged_and_retried(table: mw.Table, caplog: pytest.Lo
     limits = LogLimits(entries=1, maintain_seconds=60)
     watch = TableWatch(BaseTable.need(table.location))
     logs = ShortLogs(table.location, watch.look, maintain, limits=limits, clock=clock)
-    logs.note({SHARD: append(Sink(OnceAppender(table.location)), 0)})
+    logs.note({SHARD: append(TableAppender(OnceAppender(table.location)), 0)})
     for later in (61.0, 62.0, 122.0):
         clock.later = later
         logs.run()
@@ -136,7 +136,7 @@ def costs(location: Location, appends: int, limits: LogLimits, clock: SteppedClo
     table = mw.open_table(location)
     watch = TableWatch(BaseTable.need(location))
     logs = ShortLogs(location, watch.look, lambda: table.maintain(grace_seconds=0), limits=limits, clock=clock)
-    sink, recorder = Sink(OnceAppender(location)), location.metrics
+    sink, recorder = TableAppender(OnceAppender(location)), location.metrics
     for number in range(appends):
         before, began = calls(recorder), time.perf_counter()
         length = append(sink, number)

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 import lance_memwal as mw
-from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import TableAppender, TakeoverPolicy
 
 SHARD = mw.shard_id_for(mw.Unsharded())
-_PATIENCE = Patience(wait_seconds=60, silent_seconds=1.5)
+_PATIENCE = TakeoverPolicy(wait_seconds=60, idle_seconds=1.5)
 _LARGE = 50  # every so many appends is one that becomes a generation
 
 
@@ -42,13 +42,13 @@ def _until(stop: str, acks: str, name: int, write: Callable[[int], None], pipe: 
 
 def append_ids(uri: str, acks: str, name: int, stop: str, pipe: Connection) -> None:
     """A sink: no append of it may fail."""
-    sink = Sink(OnceAppender(uri, max_entry_bytes=8192), patience=_PATIENCE)
+    sink = TableAppender(OnceAppender(uri, max_entry_bytes=8192), policy=_PATIENCE)
     _until(stop, acks, name, lambda number: _unused(sink.append(SHARD, _rows(number))), pipe)
 
 
 def take_over(uri: str, number: int, pipe: Connection) -> None:
     """A sink that waits for nobody whom it cannot see: one append."""
-    Sink(OnceAppender(uri), patience=Patience(20, 0.0)).append(SHARD, [pa.record_batch({"id": [number]})])
+    TableAppender(OnceAppender(uri), policy=TakeoverPolicy(20, 0.0)).append(SHARD, [pa.record_batch({"id": [number]})])
     pipe.send("taken")
 
 

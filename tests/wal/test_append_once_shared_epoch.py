@@ -22,8 +22,8 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.write.claim import ShardClaim
-from lance_memwal.write.joining import Given, Patience, Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import ShardAppend, TableAppender, TakeoverPolicy
 from tests.kit.interrupts import Interrupter, interrupted_everywhere
 from tests.kit.writers import WatchedStore, in_thread, watched
 
@@ -294,7 +294,7 @@ def test_dead_entry_neither_skips_its_retry_nor_enters_a_map(uri: str, others_ro
 
 def test_a_transaction_that_was_interrupted_anywhere_is_in_the_log_once(uri: str) -> None:
     """What the process knew of the log was at the entry already, and its transactions were not: it was written again."""
-    sink, fresh = Sink(OnceAppender(uri)), OnceAppender(uri)
+    sink, fresh = TableAppender(OnceAppender(uri)), OnceAppender(uri)
     sink.append(SHARD, _row(0), txn=("app", 0))
     for at in itertools.count(1):
         interrupter = Interrupter(at, ("lance_memwal/write/once.py",))
@@ -314,7 +314,7 @@ def test_a_transaction_that_was_interrupted_anywhere_is_in_the_log_once(uri: str
 
 def test_an_interrupt_anywhere_leaves_the_shard_to_other_threads(uri: str) -> None:
     """It came as the turn was had, which then nobody gave back: every other thread waited until its patience ended."""
-    sink = Sink(OnceAppender(uri), patience=Patience(wait_seconds=1.0))
+    sink = TableAppender(OnceAppender(uri), policy=TakeoverPolicy(wait_seconds=1.0))
     sink.append(SHARD, _row(0), txn=("app", 0))
 
     def check(where: str) -> None:
@@ -323,7 +323,7 @@ def test_an_interrupt_anywhere_leaves_the_shard_to_other_threads(uri: str) -> No
         except mw.ConflictError as error:
             raise AssertionError(where) from error
 
-    traced = ("write/joining.py", "process/turns.py")
+    traced = ("write/table_appender.py", "process/turns.py")
     assert interrupted_everywhere(lambda: sink.append(SHARD, _row(0), txn=("app", 0)), check, *traced) > 10
 
 
@@ -363,9 +363,9 @@ def after(point: str, action: Callable[[], Any]) -> None:
     crash_points.install(handler)
 
 
-def opened(table: mw.Table, **options: Any) -> tuple[Sink, WatchedStore, Location]:
+def opened(table: mw.Table, **options: Any) -> tuple[TableAppender, WatchedStore, Location]:
     store, location = watched(table.uri)
-    sink = Sink(OnceAppender(location, **options))
+    sink = TableAppender(OnceAppender(location, **options))
     sink.append(SHARDS[0], sized_rows(1))
     return sink, store, location
 
@@ -407,7 +407,7 @@ def test_append_to_several_shards_is_undone_only_if_the_first_fails(
     sink, store, _ = opened(table)
     store.fail("put_new", fails, error=slow_down)
     with pytest.raises(mw.UnavailableError) as told:
-        list(sink.append_all(SHARDS, lambda _: Given(sized_rows(2), None), at_once=1))
+        list(sink.append_all(SHARDS, lambda _: ShardAppend(sized_rows(2), None), at_once=1))
     assert told.value.ambiguous is ambiguous
     assert ids_of(table) == ([1, 2] if ambiguous else [1])
 
@@ -430,7 +430,7 @@ def test_a_put_over_several_shards_is_not_called_undone_after_a_conflict_in_one(
 def test_append_that_stopped_for_hours_after_its_create_is_not_made_again(table: mw.Table, is_taken_over: bool) -> None:
     """The shard had forgotten its transaction by then, so the append was made a second time (append R7)."""
     clock = SkippingClock()
-    stopped, others = Sink(OnceAppender(table.uri)), Sink(OnceAppender(table.uri, clock=clock))
+    stopped, others = TableAppender(OnceAppender(table.uri)), TableAppender(OnceAppender(table.uri, clock=clock))
     stopped.append(SHARDS[0], sized_rows(0))
     others.append(SHARDS[0], sized_rows(1))
 

@@ -16,11 +16,10 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
-from lance_memwal.serve.sink_owners import SinkOwners
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.claim import ShardClaim
-from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import TableAppender, TakeoverPolicy
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("v", pa.string()), pa.field("n", pa.int64(), nullable=False)]
@@ -359,22 +358,23 @@ SHARD = mw.shard_id_for(mw.Unsharded())
 BY_TS = Terms(sequence="ts")
 
 
-def sink_of(table: mw.Table) -> Sink:
-    once = appender(table)
-    return Sink(once, patience=Patience(20, 60), find_owner=SinkOwners(table.location, str(once.table_id)))
+def sink_of(table: mw.Table) -> TableAppender:
+    return TableAppender(appender(table), policy=TakeoverPolicy(20, 60))
 
 
-def test_an_owner_decides_as_a_sink_does_and_remembers_deletes(tmp_path: Path) -> None:
+def test_exclusive_writer_of_this_process_decides_by_sequence(tmp_path: Path) -> None:
     table = make(tmp_path / "t", SEQUENCED)
-    with table.writer(shared=True):
+    with table.writer() as writer:
+        writer.put([{"id": 9, "v": "of the owner", "ts": 1}])
         sink = sink_of(table)
         sink.append(SHARD, versions((1, 10, "a"), (2, 10, "a")), terms=BY_TS)
         assert sink.append(SHARD, versions((1, 9, "late"), (2, 20, "")), terms=BY_TS).rejected_rows == 1
-        assert timed(table) == {1: ("a", 10)}
+        assert timed(table) == {1: ("a", 10), 9: ("of the owner", 1)}
     table.flush(force=True)
     table.compact()
     table.gc(grace_seconds=0)
-    with table.writer(shared=True):
+    with table.writer() as writer:
+        writer.delete([9])
         assert sink_of(table).append(SHARD, versions((2, 19, "late")), terms=BY_TS).rejected_rows == 1
     assert sink_of(table).append(SHARD, versions((2, 19, "late"), (2, 21, "b")), terms=BY_TS).rejected_rows == 1
     assert timed(table) == {1: ("a", 10), 2: ("b", 21)}

@@ -25,6 +25,7 @@ from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.epochs import EpochKind, look_at_epoch
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions
+from lance_memwal.memtable import live
 from lance_memwal.read.reader import Reader
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
@@ -33,8 +34,8 @@ from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter, EntryTransaction, ShardManifest, Transaction, WalEntry
 from lance_memwal.write.append_turns import AppendTurns
 from lance_memwal.write.changes import Terms
-from lance_memwal.write.joining import Given, Patience, Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import ShardAppend, TableAppender, TakeoverPolicy
 from tests.harness.processes import Child, start
 from tests.harness.profile import scaled
 from tests.kit.far_stores import far
@@ -54,8 +55,8 @@ def rows(*numbers: int) -> list[pa.RecordBatch]:
     return [pa.record_batch({"id": pa.array(numbers, pa.int64())})]
 
 
-def sink(table: mw.Table, wait: float = 20.0, silent: float = 60.0, **options: Any) -> Sink:
-    return Sink(OnceAppender(table.uri, **options), patience=Patience(wait, silent))
+def sink(table: mw.Table, wait: float = 20.0, silent: float = 60.0, **options: Any) -> TableAppender:
+    return TableAppender(OnceAppender(table.uri, **options), policy=TakeoverPolicy(wait, silent))
 
 
 def ids(table: mw.Table) -> list[int]:
@@ -111,10 +112,17 @@ def test_a_writer_that_closed_leaves_its_epoch_to_sinks(table: mw.Table) -> None
     assert ids(table) == [1, 2]
 
 
-def test_a_sink_waits_for_a_writer_and_goes_on_when_it_closes(table: mw.Table) -> None:
+def elsewhere(table: mw.Table) -> mw.ShardWriter:
+    """An exclusive writer that this process treats as one of another process."""
+    writer = table.shard_writer()
+    live.forget(table.location.key, writer)
+    return writer
+
+
+def test_append_waits_for_a_writer_of_another_process_until_it_closes(table: mw.Table) -> None:
     waiting = sink(table)
     waiting.append(SHARD, rows(1))
-    writer = table.shard_writer()
+    writer = elsewhere(table)
     writer.put(rows(2))
     done = threading.Event()
 
@@ -132,34 +140,42 @@ def test_a_sink_waits_for_a_writer_and_goes_on_when_it_closes(table: mw.Table) -
     assert ids(table) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("wait", "silent", "reason"), [(0.2, 60.0, "close that writer, share it"), (20.0, 0.0, "of this process")]
-)
-def test_sink_that_waits_in_vain_for_a_writer_wrote_nothing(
-    table: mw.Table, wait: float, silent: float, reason: str
+def test_append_that_waits_in_vain_for_a_writer_wrote_nothing(table: mw.Table) -> None:
+    with elsewhere(table) as writer:
+        writer.put(rows(1))
+        with pytest.raises(ConflictError, match=r"close that writer.*shared=True"):
+            sink(table, 0.2, 60.0).append(SHARD, rows(2))
+        writer.put(rows(3))
+    sink(table, 0.2, 60.0).append(SHARD, rows(4))
+    assert ids(table) == [1, 3, 4]
+
+
+@pytest.mark.parametrize("idle_seconds", [0.0, 60.0])
+def test_append_beside_an_exclusive_writer_of_this_process_goes_through_it(
+    table: mw.Table, idle_seconds: float
 ) -> None:
-    """A writer of the same process is not taken over, no matter how long it was idle."""
     with table.shard_writer() as writer:
         writer.put(rows(1))
-        with pytest.raises(ConflictError, match=reason):
-            sink(table, wait, silent).append(SHARD, rows(2))
+        done = sink(table, 1.0, idle_seconds).append(SHARD, rows(2), txn=("app", 1))
+        assert (done.rows, done.skipped) == (1, False)
+        assert sink(table, 1.0, idle_seconds).append(SHARD, rows(2), txn=("app", 1)).skipped
         writer.put(rows(3))
-    sink(table, wait, silent).append(SHARD, rows(4))
-    assert ids(table) == [1, 3, 4]
+        assert manifest(table).writer_epoch == writer.epoch == 1
+    assert ids(table) == [1, 2, 3]
 
 
 def test_a_sink_that_waits_for_seconds_says_once_for_whom(table: mw.Table, caplog: pytest.LogCaptureFixture) -> None:
     clock = SkippingClock()
     appender = OnceAppender(table.uri, clock=clock)
-    with table.shard_writer() as writer:
+    with elsewhere(table) as writer:
         writer.put(rows(1))
         with pytest.raises(ConflictError):
-            Sink(appender, patience=Patience(4.0, 1e9), clock=clock).append(SHARD, rows(2))
+            TableAppender(appender, policy=TakeoverPolicy(4.0, 1e9), clock=clock).append(SHARD, rows(2))
         assert caplog.messages == []
         with pytest.raises(ConflictError):
-            Sink(appender, patience=Patience(30.0, 1e9), clock=clock).append(SHARD, rows(2))
+            TableAppender(appender, policy=TakeoverPolicy(30.0, 1e9), clock=clock).append(SHARD, rows(2))
     (told,) = caplog.messages
-    assert "or was silent for 1e+09 seconds" in told
+    assert "has been idle for 1e+09 seconds" in told
     assert SHARD in told
 
 
@@ -180,7 +196,7 @@ def test_silence_is_counted_from_the_newest_entry_and_manifest(table: mw.Table) 
     writer.put(rows(1))
     writer.abort()
     clock = SkippingClock()
-    patient = Sink(OnceAppender(table.uri, clock=clock), patience=Patience(600, 60), clock=clock)
+    patient = TableAppender(OnceAppender(table.uri, clock=clock), policy=TakeoverPolicy(600, 60), clock=clock)
     began = clock.monotonic()
     patient.append(SHARD, rows(2))
     assert 55 < clock.monotonic() - began < 65
@@ -302,9 +318,9 @@ def test_a_table_that_was_copied_back_under_a_sink_is_read_again(table: mw.Table
     assert not mw.open_table(table.uri).verify().problems
 
 
-def living(table: mw.Table) -> Sink:
+def living(table: mw.Table) -> TableAppender:
     """A sink that has appended row 0, and knows its log."""
-    sink = Sink(OnceAppender(table.location))
+    sink = TableAppender(OnceAppender(table.location))
     sink.append(SHARD, rows(0), txn=("stream", 0))
     return sink
 
@@ -319,16 +335,16 @@ def test_undisturbed_append_makes_few_requests(table: mw.Table, claims: int, req
     for _ in range(claims):
         manifests.claim_epoch()
     recorder = Recorder()
-    sink = Sink(OnceAppender(resolve(table.uri, metrics=recorder)), patience=Patience(silent_seconds=0))
+    sink = TableAppender(OnceAppender(resolve(table.uri, metrics=recorder)), policy=TakeoverPolicy(idle_seconds=0))
     sink.append(SHARD, rows(0), txn=("stream", 0))
     recorder.reset()
-    list(sink.append_all([SHARD], lambda _: Given(rows(1), Transaction("stream", 1))))
+    list(sink.append_all([SHARD], lambda _: ShardAppend(rows(1), Transaction("stream", 1))))
     assert {kind: stats.count for kind, stats in recorder.snapshot().items()} == requests
     assert ids(table) == [0, 1]
 
 
 def test_what_others_appended_is_met_and_a_repeat_of_it_is_skipped(table: mw.Table) -> None:
-    sink, other = living(table), Sink(OnceAppender(table.location))
+    sink, other = living(table), TableAppender(OnceAppender(table.location))
     other.append(SHARD, rows(1), txn=("stream", 1))
     assert sink.append(SHARD, rows(1), txn=("stream", 1)).skipped
     other.append(SHARD, rows(2), txn=("other", 1))
@@ -338,7 +354,7 @@ def test_what_others_appended_is_met_and_a_repeat_of_it_is_skipped(table: mw.Tab
 
 @pytest.mark.parametrize("repeats", [True, False])
 def test_a_slot_that_collection_emptied_is_not_taken_for_the_tip(table: mw.Table, repeats: bool) -> None:
-    sink, other = living(table), Sink(OnceAppender(table.location))
+    sink, other = living(table), TableAppender(OnceAppender(table.location))
     for number in (1, 2, 3):
         other.append(SHARD, rows(number), txn=("stream", number))
     assert other.flush(SHARD) == 1
@@ -366,7 +382,10 @@ def test_a_writer_that_came_and_went_is_noticed(table: mw.Table) -> None:
 def test_conditions_are_decided_by_what_others_wrote_since(tmp_path: Path) -> None:
     keyed = mw.create_table(str(tmp_path / "k"), KEYED, primary_key="id", sharding=mw.Unsharded())
     look_up = Reader(NewestBase(BaseTable.need(keyed.location))).stored_rows
-    sink, other = Sink(OnceAppender(keyed.location, look_up=look_up)), Sink(OnceAppender(keyed.location))
+    sink, other = (
+        TableAppender(OnceAppender(keyed.location, look_up=look_up)),
+        TableAppender(OnceAppender(keyed.location)),
+    )
     versions = {n: [pa.record_batch({"id": [1], "n": [n]}, schema=KEYED)] for n in (1, 5, 9)}
     sink.append(SHARD, versions[1])
     other.append(SHARD, versions[9])
@@ -432,7 +451,7 @@ def test_seals_do_not_count_as_turns() -> None:
 
 def test_threads_that_share_a_sink_need_no_transaction(table: mw.Table) -> None:
     """Each drew its own number before its turn: the later number could come first, and the earlier one was refused."""
-    sink = Sink(OnceAppender(table.location))
+    sink = TableAppender(OnceAppender(table.location))
 
     def append(first: int) -> None:
         for number in range(first, first + 10):
@@ -445,7 +464,7 @@ def test_threads_that_share_a_sink_need_no_transaction(table: mw.Table) -> None:
 def append_until(stop: str, uri: str, name: int, pipe: Connection) -> None:
     """Append one row after the other to a store that is 20 ms away, once the file `stop`.go is there."""
     _, location = far(uri, delay_seconds=0.02)
-    sink = Sink(OnceAppender(location))
+    sink = TableAppender(OnceAppender(location))
     sink.append(SHARD, rows(name << 32))
     pipe.send("ready")
     while not os.path.exists(f"{stop}.go"):

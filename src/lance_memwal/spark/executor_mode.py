@@ -40,8 +40,8 @@ from lance_memwal.spark.types import struct_type
 from lance_memwal.store.location import resolve
 from lance_memwal.types import Transaction
 from lance_memwal.upkeep.short_logs import LogLength
+from lance_memwal.write.append_queue import AppendResult
 from lance_memwal.write.claim import ShardClaim
-from lance_memwal.write.once import AppendResult
 
 _PIECE = pa.schema(
     [

@@ -21,14 +21,13 @@ from lance_memwal.errors import TableReplacedError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.read.reader import Reader
-from lance_memwal.serve.sink_owners import SinkOwners
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table import Table, open_table
 from lance_memwal.upkeep.short_logs import UNKNOWN_LENGTH, LogLength, LogLimits, ShortLogs
-from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.table_appender import TableAppender
 from lance_memwal.write.table_target import writer_config
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class _Kept:
     """The sink of a table, and its `ShortLogs` once a commit was made here."""
 
     table_id: str | None
-    sink: Sink
+    sink: TableAppender
     logs: ShortLogs | None = None
 
 
@@ -58,7 +57,7 @@ def _opened(_process: int, location: Location) -> Table:
     return open_table(location)
 
 
-def sink_of(plan: WritePlan) -> Sink:
+def sink_of(plan: WritePlan) -> TableAppender:
     """The sink of the plan's table in this process; `TableReplacedError` if another table is at its place by now."""
     return _kept(plan).sink
 
@@ -90,17 +89,15 @@ def _forget(key: str) -> None:
         old.logs.stop()
 
 
-def _new_sink(plan: WritePlan, location: Location) -> Sink:
+def _new_sink(plan: WritePlan, location: Location) -> TableAppender:
     base = BaseTable.need(location)
     if plan.table_id is not None and base.table_id != plan.table_id:
         raise TableReplacedError(f"the table at {location.describe()} was made anew since this write was planned")
     look_up = Reader(NewestBase(base)).stored_rows
-    appender = OnceAppender(location, look_up=look_up)
-    owners = None if appender.table_id is None else SinkOwners(location, appender.table_id)
-    return Sink(appender, find_owner=owners)
+    return TableAppender(OnceAppender(location, look_up=look_up))
 
 
-def lengths_of(sink: Sink, shards: Sequence[str]) -> dict[str, LogLength]:
+def lengths_of(sink: TableAppender, shards: Sequence[str]) -> dict[str, LogLength]:
     """How long the logs of these shards are, as far as the sink knows; no request."""
     tails = {shard_id: sink.appender.known_tail(shard_id) for shard_id in shards}
     return {shard_id: UNKNOWN_LENGTH if tail is None else LogLength.of(tail) for shard_id, tail in tails.items()}

@@ -34,8 +34,8 @@ from lance_memwal.spark.refusals import raise_first
 from lance_memwal.spark.rows import WritePlan, inserted_keys, rows_in_order
 from lance_memwal.spark.unchanged import check_inserts, check_statement, guard_of
 from lance_memwal.types import Transaction
-from lance_memwal.write.joining import AT_ONCE, Given, Sink
-from lance_memwal.write.once import AppendResult
+from lance_memwal.write.append_queue import AppendResult
+from lance_memwal.write.table_appender import AT_ONCE, ShardAppend, TableAppender
 
 _LOG = logging.getLogger(__name__)
 _COMMIT_BYTES = 256 << 20
@@ -73,7 +73,7 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
 
 def append_pieces(
     plan: WritePlan,
-    sink: Sink,
+    sink: TableAppender,
     pieces: Mapping[str, Sequence[Piece]],
     txn: Transaction | None,
     routed_by: Sharding | None,
@@ -86,10 +86,10 @@ def append_pieces(
     at_once = max(1, min(AT_ONCE, _COMMIT_BYTES // max(1, largest)))
     location = sink.appender.location
 
-    def given(shard_id: str) -> Given:
+    def given(shard_id: str) -> ShardAppend:
         batches = rows_in_order(plan, load_pieces(location, pieces[shard_id]))
         guard = guard_of(plan, location, shard_id, batches)
-        return Given(batches, txn, guard, routed_by)
+        return ShardAppend(batches, txn, guard, routed_by)
 
     for result in sink.append_all(sorted(pieces), given, terms=plan.terms, at_once=at_once):
         reach("spark.after_shard")

@@ -25,8 +25,8 @@ from lance_memwal.errors import TableReplacedError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.background import Task, is_ending
 from lance_memwal.store.location import Location
-from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender, ShardTail
+from lance_memwal.write.table_appender import TableAppender
 
 _LOG = logging.getLogger(__name__)
 _FLUSHES_AT_ONCE = 4
@@ -109,7 +109,7 @@ class ShortLogs:
         self._flushing: set[str] = set()
         self._flushed: dict[str, int] = {}  # the shards with generations of ours, and how many these are
         self._maintained_at = clock.monotonic()
-        self._flusher: Sink | None = None
+        self._flusher: TableAppender | None = None
         self._policy = self._limits.policy()
         self._compaction = Background(self._policy, location, newest_base, self._shards_to_compact, clock)
         self._flushes, self._upkeep = Task("flush", clock), Task("compact", clock)
@@ -168,9 +168,9 @@ class ShortLogs:
                 self._since.setdefault(shard_id, self._clock.monotonic())
         return done
 
-    def _sink(self) -> Sink:
+    def _sink(self) -> TableAppender:
         if self._flusher is None:
-            made = Sink(OnceAppender(self._location, clock=self._clock), clock=self._clock)
+            made = TableAppender(OnceAppender(self._location, clock=self._clock), clock=self._clock)
             with self._lock:  # not while it is made: commits take the lock, too
                 self._flusher = self._flusher or made
         return self._flusher

@@ -29,9 +29,9 @@ from lance_memwal.process.lazy import lazy
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, ShardStatus, check_shard_ids
 from lance_memwal.upkeep.reports import FlushedShard, FlushReport
-from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.presence import why_kept
+from lance_memwal.write.table_appender import TableAppender
 
 
 class _OpenShard(Protocol):
@@ -150,8 +150,8 @@ class _JointShards:
         self._clock = clock
 
     @lazy
-    def _sink(self) -> Sink:
-        return Sink(OnceAppender(self._location, clock=self._clock), clock=self._clock)
+    def _sink(self) -> TableAppender:
+        return TableAppender(OnceAppender(self._location, clock=self._clock), clock=self._clock)
 
     def flush(self, manifest: ShardManifest) -> bool:
         """Publish the log of a shard; False if it is not joint."""

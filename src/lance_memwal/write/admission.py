@@ -25,15 +25,24 @@ StoredLookUp: TypeAlias = Callable[[str, pa.RecordBatch, Sequence[str], TableSch
 
 @dataclass(frozen=True, slots=True)
 class AppendedRows:
-    """What an append writes: whole rows, `_tombstone` last, and the keys of those that were kept out."""
+    """What an append writes: whole rows, `_tombstone` last; the keys of rejected rows; the live rows that it counted."""
 
     batches: list[pa.RecordBatch]
     rejected: pa.Table | None = None
+    matched: int | None = None
 
     @property
     def num_rows(self) -> int:
         """How many rows and tombstones are written."""
         return sum(batch.num_rows for batch in self.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """What finds the rows of a write. If `is_fixed`, they do not depend on live rows."""
+
+    find: Callable[[], AppendedRows]
+    is_fixed: bool
 
 
 def rows_now(shard_id: str, change: Change, fitting: Fitting, look_up: StoredLookUp) -> AppendedRows:
@@ -44,4 +53,5 @@ def rows_now(shard_id: str, change: Change, fitting: Fitting, look_up: StoredLoo
     live = live_of(look_up(shard_id, batch, wanted, schema), keys, change.columns, schema.primary_key)
     found = resolve(change.parts, live, change.rules, schema, fitting.check_whole)
     flagged = [with_flags(rows, dead, schema.memory) for rows, dead in zip(found.batches, found.flags, strict=True)]
-    return AppendedRows(flagged, found.rejected_keys)
+    rejected = found.rejected_keys if change.tells else None
+    return AppendedRows(flagged, rejected, found.matched if change.counts else None)

@@ -26,7 +26,7 @@ from lance_memwal.write.sequences import span_of
 class Fitting:
     """Makes rows of input, for one shard with one set of columns."""
 
-    __slots__ = ("_fitter", "_limits_rows", "_schema", "_shard_id", "_target", "take")
+    __slots__ = ("_fitter", "_limits_rows", "_schema", "_target", "shard_id", "take")
 
     def __init__(self, target: ShardTarget, config: WriterConfig) -> None:
         self._target = target
@@ -34,7 +34,7 @@ class Fitting:
         self._limits_rows = target.limits_rows
         self._fitter = Fitter(target.schema)
         self.take = self._fitter.take
-        self._shard_id = str(config.shard_id)
+        self.shard_id = str(config.shard_id)
 
     @property
     def schema(self) -> TableSchema:
@@ -49,7 +49,7 @@ class Fitting:
             return WriteRows.of_one(self._schema, batch, size_bytes if batch is batches[0] else None)
         fitted = self._fitter.fit_all(batches, fill)
         if self._limits_rows:
-            self._target.check(self._shard_id, fitted)
+            self._target.check(self.shard_id, fitted)
         return WriteRows.of(self._schema, fitted)
 
     def all_live(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
@@ -63,7 +63,7 @@ class Fitting:
         """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones."""
         fill = fills_missing(missing, self._schema)
         fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches]
-        self._target.check(self._shard_id, fitted)
+        self._target.check(self.shard_id, fitted)
         return WriteRows.flagged(self._schema, fitted)
 
     def fit_flagged_parts(
@@ -81,13 +81,13 @@ class Fitting:
     ) -> list[tuple[pa.RecordBatch, tuple[str, ...]]]:
         """`parts`; those that leave nothing out may be written here. The others are checked when they are whole."""
         if self._limits_rows:
-            self._target.check(self._shard_id, [batch for batch, absent in parts if not absent])
+            self._target.check(self.shard_id, [batch for batch, absent in parts if not absent])
         return parts
 
     def whole_tombstones(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Tombstones that leave columns out, with nulls there."""
         rows = self._fitter.fit(batch, True, pa.array(np.ones(batch.num_rows, dtype=bool)))
-        self._target.check(self._shard_id, [rows])
+        self._target.check(self.shard_id, [rows])
         return rows
 
     def fit_parts(
@@ -105,7 +105,7 @@ class Fitting:
         if isinstance(self._target.merge, LastWrite):
             span_of([batch], self._target.merge.sequence)
         if self._limits_rows:
-            self._target.check(self._shard_id, [batch])
+            self._target.check(self.shard_id, [batch])
 
     def tombstone_rows(self, named: pa.RecordBatch, sequence: str | None = None) -> pa.RecordBatch:
         """The rows of the tombstones of the keys `named`, which may have the column `sequence` beside them."""
@@ -114,7 +114,7 @@ class Fitting:
             at = batch.schema.get_field_index(sequence)
             batch = batch.set_column(at, batch.schema.field(at), named.column(sequence))
         if self._target.check_rows is not None:
-            self._target.check_rows(self._shard_id, batch)
+            self._target.check_rows(self.shard_id, batch)
         return batch
 
     @property

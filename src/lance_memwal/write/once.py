@@ -31,10 +31,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
@@ -48,7 +48,6 @@ from lance_memwal.errors import (
     DirectoryNotFoundError,
     FencedError,
     InvalidInputError,
-    MemWalError,
     ObjectExistsError,
     TableReplacedError,
     UnavailableError,
@@ -83,52 +82,27 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.sequenced import MAX_TRIES, attempts
 from lance_memwal.types import (
     EntryFooter,
-    EntryTransaction,
     ShardManifest,
     SsTable,
     Transaction,
     WalEntry,
 )
-from lance_memwal.write.admission import AppendedRows, StoredLookUp, rows_now
+from lance_memwal.write.admission import AppendedRows, RowSource, StoredLookUp, rows_now
+from lance_memwal.write.append_queue import AppendQueue, AppendResult, Attempt, Guard, QueuedAppend
 from lance_memwal.write.append_turns import AppendTurns
-from lance_memwal.write.changes import Terms, appended, merged
+from lance_memwal.write.changes import Change, Terms, appended, merged
 from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.flush import publish
+from lance_memwal.write.results import WriteResult
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MAX_ENTRY_BYTES = 64 << 20
 _READ_AFTER_COLLISION = 3
+_JOINED_BYTES = 8 << 20  # writes of one entry up to this size become one batch
 _READ_AFTER_PAUSE = 8
 _PLAIN = Terms()
-Guard: TypeAlias = Callable[[int], None]
-"""Raises if an append must not be made; it is told the last position below the entry, when all below it is known."""
-
-
-def _unguarded(position: int) -> None:
-    del position
-
-
-@dataclass(frozen=True, slots=True)
-class AppendResult:
-    """What an append did. `position` is 0 if the rows became a generation, or were there already (`skipped`).
-
-    `rows` counts rows and tombstones that were written; `rejected` are the keys of those that a condition, or the merge of
-    the table, kept out, None if there are none.
-    """
-
-    shard_id: str
-    rows: int
-    position: int = 0
-    generation: int = 0
-    skipped: bool = False
-    rejected: pa.Table | None = None
-
-    @property
-    def rejected_rows(self) -> int:
-        """How many rows were kept out."""
-        return 0 if self.rejected is None else self.rejected.num_rows
 
 
 @dataclass(slots=True)
@@ -186,52 +160,31 @@ class _Version:
             self._encoders[claim.shard_id] = (target, found)
         return found
 
+    @property
+    def sharding(self) -> Sharding:
+        """How rows are spread over shards."""
+        return self.base.sharding
+
     def alike(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Batches of flagged rows, whatever each says of nulls."""
+        """Batches of flagged rows with one schema: they may differ in nullability."""
         return [pa.RecordBatch.from_arrays(batch.columns, schema=self.schema.memory) for batch in batches]
 
-
-@dataclass(slots=True)
-class _Append:
-    """One append: its rows, its transactions (`own` is that of this process), and the result once an entry was created."""
-
-    claim: ShardClaim
-    version: _Version
-    find_rows: Callable[[], AppendedRows]
-    txn: Transaction
-    own: Transaction
-    guard: Guard
-    trial: Trial
-    begun_ms: int | None = None  # shard time of its first entry, which may count or not
-    created: AppendResult | None = None
-
-    def answer(self, tail: ShardTail) -> AppendResult | None:
-        """The result, if the tail has the transaction already; raises if the append must not be made."""
-        if tail.transactions.is_repeat(self.txn):
-            return self.created or AppendResult(self.claim.shard_id, 0, skipped=True)
-        if self.begun_ms is not None and self.own == self.txn:
-            _check_remembered(tail.transactions.time.newest_ms - self.begun_ms)
-        tail.transactions.admit(self.txn)
-        if self.own != self.txn:
-            tail.transactions.admit(self.own)
-        self.guard(tail.last_position)
-        return None
-
-    def entry_transactions(self, rows: int) -> tuple[EntryTransaction, ...]:
-        """The transactions of its entry (append R11)."""
-        txns = (self.txn,) if self.own == self.txn else (self.txn, self.own)
-        return tuple(EntryTransaction(txn, 0, rows) for txn in txns)
+    def joined(self, parts: list[AppendedRows]) -> list[pa.RecordBatch]:
+        """The batches of an entry: small ones of several writes are joined."""
+        batches = [batch for rows in parts for batch in rows.batches]
+        if len(parts) < 2 or sum(batch.nbytes for batch in batches) > _JOINED_BYTES:
+            return batches
+        return [pa.concat_batches(self.alike(batches))]
 
 
-def _check_remembered(age_ms: int) -> None:
-    """Raise if the shard may have forgotten an own transaction of this age (append R7)."""
-    if age_ms > OWN_EXPIRY_MS // 2:
-        raise UnavailableError(
-            f"the outcome of this append is unknown: its entry was created {age_ms // 60_000} minutes ago, and the shard "
-            "may have forgotten it; check whether its rows are in the table before you write them again",
-            ambiguous=True,
-            retryable=False,
-        )
+def _forgotten(age_ms: int) -> UnavailableError:
+    """The outcome of an own transaction of this age: the shard may have forgotten it (append R7)."""
+    return UnavailableError(
+        f"the outcome of this append is unknown: its entry was created {age_ms // 60_000} minutes ago, and the shard "
+        "may have forgotten it; check whether its rows are in the table before you write them again",
+        ambiguous=True,
+        retryable=False,
+    )
 
 
 class OnceAppender:
@@ -264,7 +217,6 @@ class OnceAppender:
         self._tails: dict[str, ShardTail] = {}
         self._times: dict[str, ShardTime] = {}  # since the first look at each shard
         self._turns: dict[str, AppendTurns] = {}
-        self._begun: dict[Transaction, int] = {}  # undecided own transactions: shard time of their first entries
         base.check_columns()
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
@@ -349,32 +301,84 @@ class OnceAppender:
         routed_by: Sharding | None = None,
         trial: Trial | None = None,
     ) -> AppendResult:
-        """The rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
+        """Append rows once, durably; `_tombstone`, if the rows have it, says which are tombstones. See `lead`.
 
-        A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
-        What `terms` and the merge of the table keep out is told; an append of which nothing is left writes nothing, not even
-        its transaction. Without `refresh` the table is not looked at: the caller just did, for many shards at once. Nothing is
-        written unless `guard` lets it. `routed_by` is the sharding that chose this shard for the rows: if it is the table's, they
-        are not routed again to see that they belong here. `trial` is that of a call of which this is one attempt.
+        A transaction that was applied already is skipped. Rows that are too large for an entry become a generation. An append
+        of which `terms` and the merge of the table leave nothing writes nothing, not even its transaction.
         """
         self._check_claim(claim, refresh=refresh)
-        transaction = as_transaction(txn) or self.own_transaction()
         self.note_sequence(terms)
-        version = self._version
-        if self._look_up is None:
-            refuse_merge(version.target, "an appender that was given no look-up")
+        queue, write = AppendQueue(), self.queued(batches, as_transaction(txn), terms, guard, routed_by, trial)
+        queue.add(write)
+        with write.trial:
+            self.lead(claim, queue, write, refresh=False)
+            return write.outcome()
+
+    def queued(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        txn: Transaction | None,
+        terms: Terms = _PLAIN,
+        guard: Guard | None = None,
+        routed_by: Sharding | None = None,
+        trial: Trial | None = None,
+    ) -> QueuedAppend:
+        """The append of rows as a value to queue. `routed_by` is the sharding that chose the shard for the rows: if it is the
+        table's, they are not routed again to check that they belong there. `trial` is that of a call of which this is one
+        attempt."""
         given = [batch for batch in batches if batch.num_rows]
         if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
-        fitting = version.fitting(claim.shard_id, routed=routed_by == version.base.sharding)
-        find_rows = self._rows(claim, version, fitting, given, terms)
-        own = transaction if is_own(transaction.app) else self.own_transaction()
-        begun_ms = self._begun.get(own)
-        with trial or Trial() as trial:
-            append = _Append(claim, version, find_rows, transaction, own, guard or _unguarded, trial, begun_ms)
-            result = self._append(append)
-        self._begun.pop(own, None)
-        return result
+        if self._look_up is None:
+            refuse_merge(self._version.target, "an appender without a look-up")
+
+        def source(fitting: Fitting) -> RowSource:
+            if fitting.merge is None and not terms.need_a_look:
+                fixed = AppendedRows([batch for batch, _ in fitting.fit_flagged_parts(given, terms.missing)])
+                return RowSource(lambda: fixed, is_fixed=True)
+            return self.resolved(fitting, appended(given, terms)(fitting))
+
+        def forward(writer: Any) -> WriteResult:
+            done: WriteResult = writer.append(given, terms, txn)
+            return done
+
+        return QueuedAppend(source, txn, guard, trial, routed_by, forward)
+
+    def resolved(self, fitting: Fitting, change: Change) -> RowSource:
+        """The rows of a conditional write, resolved against the rows that are live when it is planned (append R12)."""
+        if self._look_up is None:
+            raise InvalidInputError("a conditional write reads existing rows, and this appender has no look-up")
+        look = partial(rows_now, fitting.shard_id, merged(change, fitting.merge), fitting, self._look_up)
+
+        def find() -> AppendedRows:
+            reach("once.before_look")
+            return look()
+
+        return RowSource(find, is_fixed=False)
+
+    def lead(self, claim: ShardClaim, queue: AppendQueue, own: QueuedAppend, *, refresh: bool = True) -> None:
+        """Append the writes of the queue, several per entry, until `own` is settled. The caller has the turn of the shard.
+
+        Without `refresh` the table is not checked: the caller did that for many shards at once. An error of the shard is
+        raised; an error of one write is its outcome.
+        """
+        try:
+            self._check_claim(claim, refresh=refresh)
+            self._lead(claim, queue, own)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._tails.pop(claim.shard_id, None)
+            queue.give_up(own, error)
+            raise
+
+    def decide(self, shard_id: str, queue: AppendQueue) -> None:
+        """Settle the writes of an undecided attempt by the transaction map, in whatever epoch the shard is (append R7)."""
+        manifest = self.manifests(shard_id).read_latest()
+        if queue.attempt is None or manifest is None:
+            return
+        claim = ShardClaim(shard_id, manifest.writer_epoch, self._watch.table_id)
+        self._decide(queue, self.catch_up(claim, helps=False))
+        self._tails.pop(shard_id, None)
 
     def note_sequence(self, terms: Terms) -> None:
         """Return when the table knows by which sequence rows are decided, if these terms say so: deletes need it later."""
@@ -384,26 +388,8 @@ class OnceAppender:
             self.refresh()
 
     def own_transaction(self) -> Transaction:
-        """A transaction for an append that has none of its user's; nobody else has it."""
+        """A transaction of this process that no other append has."""
         return self._own.next()
-
-    def _rows(
-        self, claim: ShardClaim, version: _Version, fitting: Fitting, given: list[pa.RecordBatch], terms: Terms
-    ) -> Callable[[], AppendedRows]:
-        """What finds the rows that are written now, to be asked again whenever the shard moved on."""
-        if version.target.merge is None and not terms.need_a_look:
-            fixed = AppendedRows([batch for batch, _ in fitting.fit_flagged_parts(given, terms.missing)])
-            return lambda: fixed
-        if self._look_up is None:
-            raise InvalidInputError("conditions need a look at the rows, and this appender was given no look-up")
-        change = merged(appended(given, terms)(fitting), version.target.merge)
-        look = partial(rows_now, claim.shard_id, change, fitting, self._look_up)
-
-        def look_now() -> AppendedRows:
-            reach("once.before_look")
-            return look()
-
-        return look_now
 
     def _check_claim(self, claim: ShardClaim, *, refresh: bool = True) -> None:
         """Return only if the table is still the one that was claimed; without `refresh`, as it was seen last."""
@@ -416,69 +402,145 @@ class OnceAppender:
             )
         if claim.table_id is not None and claim.table_id != self._watch.table_id:
             raise TableReplacedError(
-                f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
+                f"the table at {self.location.describe()} was re-created after its shard was claimed: claim it again"
             )
 
-    def _append(self, append: _Append) -> AppendResult:
-        claim = append.claim
-        for attempt in range(MAX_TRIES):  # without a growing wait: turns decide who waits
-            tail = self._take_turn(claim, is_first=not attempt)
-            if tail is None:
+    def _lead(self, claim: ShardClaim, queue: AppendQueue, own: QueuedAppend) -> None:
+        for number in range(MAX_TRIES):  # without a growing wait: turns decide who waits
+            tail = self._take_turn(claim, is_first=not number)
+            if tail is None or not self._has_decided(claim, queue, tail):
                 continue
-            now: AppendedRows | None = None
-            try:
-                answer = append.answer(tail)
-                if answer is None:
-                    now = append.find_rows()
-                    answer = None if now.num_rows else AppendResult(claim.shard_id, 0, rejected=now.rejected)
-            except MemWalError:
-                if not tail.unconfirmed:
-                    raise
-                answer = now = None
-            if answer is None and now is not None:
-                size = append.version.encoder.measure(now.batches)
-                if size > append.version.config.max_entry_bytes:
-                    return self._publish(append)
-                answer = self._put(append, tail, now, size)
-                if answer is not None:
-                    return answer
-            elif tail.unconfirmed:  # append R8: without a create, a manifest check decides first
-                self._confirm(claim, tail)
-            elif answer is not None:
-                return answer
-        raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
+            if own.is_settled:
+                return
+            if tail.size_bytes >= self._version.config.max_unflushed_memtable_bytes:
+                self.flush_tail(claim)  # backpressure (append R15)
+                continue
+            version = self._version
+            attempt = self._plan(claim, version, tail, queue)
+            if attempt is None:
+                if own.is_settled:
+                    return
+                if tail.unconfirmed:  # append R8: without a create, a manifest check decides first
+                    self._confirm(claim, tail)
+                continue
+            if attempt.size_bytes > version.config.max_entry_bytes:
+                self._publish(claim, version, queue, attempt)
+            else:
+                self._put(claim, version, tail, queue, attempt)
+            if own.is_settled:
+                return
+        raise ConflictError(f"the log of shard {claim.shard_id} grows faster than this process can append to it; retry")
 
-    def _put(self, append: _Append, tail: ShardTail, now: AppendedRows, size: int) -> AppendResult | None:
-        """Create one entry after the tail and check the manifest (append R5); None: try again."""
-        claim, version, rows = append.claim, append.version, now.num_rows
+    def _has_decided(self, claim: ShardClaim, queue: AppendQueue, tail: ShardTail) -> bool:
+        """Whether no attempt is undecided; a confirmed tail decides it."""
+        if queue.attempt is None:
+            return True
+        if tail.unconfirmed and not self._confirm(claim, tail):
+            return False
+        self._decide(queue, tail)
+        return True
+
+    def _decide(self, queue: AppendQueue, tail: ShardTail) -> None:
+        """Settle the writes of the attempt if the shard has its transaction; else they are planned again (append R7)."""
+        attempt = queue.attempt
+        if attempt is None:
+            return
+        if tail.transactions.is_repeat(attempt.own):
+            queue.settle(attempt)
+            return
+        queue.attempt = None
+        age_ms = tail.transactions.time.newest_ms - attempt.begun_ms
+        if attempt.begun_ms and age_ms > OWN_EXPIRY_MS // 2:
+            for write, _ in attempt.parts:
+                if write.txn is None or is_own(write.txn.app):  # those of users are remembered for longer
+                    queue.fail(write, _forgotten(age_ms))
+
+    def _plan(self, claim: ShardClaim, version: _Version, tail: ShardTail, queue: AppendQueue) -> Attempt | None:
+        """The writes of the next entry (append R10); None if none is left, or a manifest check must come first.
+
+        A conditional write has an entry of its own: the look-up of its rows does not see rows of the same entry.
+        """
+        attempt = Attempt(self.own_transaction(), [])
+        limits, applications = version.config, set[str]()
+        for write in queue:
+            try:
+                answer, source = self._answer(claim, tail, write), None
+                if answer is None:
+                    source = write.source(version.fitting(claim.shard_id, routed=write.is_routed_by(version.sharding)))
+                    if attempt.parts and not source.is_fixed:
+                        break
+                    now = source.find()
+                    if not now.num_rows:
+                        answer = AppendResult(claim.shard_id, 0, rejected=now.rejected, matched=now.matched)
+            except Exception as error:
+                if attempt.parts or tail.unconfirmed:
+                    break
+                queue.fail(write, error)
+                continue
+            if answer is not None or source is None:
+                if attempt.parts or tail.unconfirmed:
+                    break
+                queue.answer(write, answer or AppendResult(claim.shard_id, 0))
+                continue
+            size = version.encoder.measure(now.batches)
+            app = None if write.txn is None else write.txn.app
+            is_named = app is not None and is_own(app)
+            if attempt.parts and (
+                attempt.size_bytes + size > limits.max_entry_bytes
+                or attempt.num_rows + now.num_rows > limits.max_memtable_rows
+                or app in applications
+                or is_named
+            ):
+                break
+            if is_named and write.txn is not None:
+                attempt.own = write.txn
+            attempt.parts.append((write, now))
+            attempt.size_bytes += size
+            if app is not None:
+                applications.add(app)
+            if is_named or not source.is_fixed:
+                break
+        return attempt if attempt.parts else None
+
+    def _answer(self, claim: ShardClaim, tail: ShardTail, write: QueuedAppend) -> AppendResult | None:
+        """The result, if the shard has the transaction already; raises if the write must not be made."""
+        if write.txn is not None:
+            if tail.transactions.is_repeat(write.txn):
+                return AppendResult(claim.shard_id, 0, skipped=True)
+            tail.transactions.admit(write.txn)
+        if write.guard is not None:
+            write.guard(tail.last_position)
+        return None
+
+    def _put(self, claim: ShardClaim, version: _Version, tail: ShardTail, queue: AppendQueue, attempt: Attempt) -> None:
+        """Create one entry after the tail and check the manifest (append R5); settles the writes if the entry counts."""
         schema, config = version.schema, version.config
-        fitted = at_most(config.max_memtable_batches, now.batches, schema.memory)
-        run = tail.run.after(fitted, size, config, schema.small_dictionaries)
+        rows = version.joined([rows for _, rows in attempt.parts])
+        fitted = at_most(config.max_memtable_batches, rows, schema.memory)
+        tail.transactions.admit(attempt.own)
+        run = tail.run.after(fitted, attempt.size_bytes, config, schema.small_dictionaries)
         generation, position = run.generation, tail.last_position + 1
-        txns = append.entry_transactions(rows)
-        footer = tail.transactions.footer(generation, txns, self._watch.tag, schema.base)
+        footer = tail.transactions.footer(generation, attempt.transactions(), self._watch.tag, schema.base)
         footer = footer._replace(joint=True)
         capacity = config.max_memtable_batches
         target = blob_target(schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
         data = version.entry_encoder(claim, generation, target).encode(fitted, footer)
         reach("once.before_put")
+        queue.attempt = attempt
         if not self._create(claim, tail, data):
-            return None
-        self._begin(append, footer, AppendResult(claim.shard_id, rows, position, generation, rejected=now.rejected))
+            queue.attempt = None
+            return
+        attempt.created(claim.shard_id, position, generation, footer.written_ms or 0)
         reach("once.after_put")
         self._turns_of(claim.shard_id).note_entry(footer)
         if self._confirm(claim, tail):
             tail.transactions.take(footer, generation)  # first: a tail that ends here knows what the entry says
             tail.end_at(position, run, len(data))
-            return append.created
+            queue.settle(attempt)
+            return
         newest = self.manifests(claim.shard_id).check_fenced(claim.epoch)
-        is_above = position > newest.replay_after_wal_entry_position and generation >= newest.current_generation
-        return append.created if is_above else None
-
-    def _begin(self, append: _Append, footer: EntryFooter, created: AppendResult) -> None:
-        """Record that an entry of the append was created."""
-        append.trial.is_begun, append.created = True, created
-        append.begun_ms = self._begun.setdefault(append.own, footer.written_ms or 0)
+        if position > newest.replay_after_wal_entry_position and generation >= newest.current_generation:
+            queue.settle(attempt)
 
     def _confirm(self, claim: ShardClaim, tail: ShardTail) -> bool:
         """The manifest check: whether the manifest of the tail is still the newest. If not, the tail is dropped."""
@@ -556,12 +618,13 @@ class OnceAppender:
 
     # ------------------------------------------------------------------------------------------------------ the tail
 
-    def catch_up(self, claim: ShardClaim) -> ShardTail:
-        """The shard as it is now: manifest, then every entry up to the tip by the reader's rule; nothing is announced."""
+    def catch_up(self, claim: ShardClaim, *, helps: bool = True) -> ShardTail:
+        """The shard as it is now: manifest, then every entry up to the tip by the reader's rule. If it `helps`, an announced
+        generation is published."""
         store = self.manifests(claim.shard_id)
         newest, known = partial(store.check_fenced, claim.epoch), self._known(claim)
         first = newest() if known is None else known.manifest
-        tail = settled(store, first, partial(self._catch_up_to, claim), self._clock, newest)
+        tail = settled(store, first, partial(self._catch_up_to, claim, helps=helps), self._clock, newest)
         if tail is None:
             raise AssertionError("a shard that was claimed has a manifest")
         tail.unconfirmed = 0
@@ -579,7 +642,7 @@ class OnceAppender:
             return None
         return tail
 
-    def _catch_up_to(self, claim: ShardClaim, manifest: ShardManifest) -> ShardTail:
+    def _catch_up_to(self, claim: ShardClaim, manifest: ShardManifest, *, helps: bool) -> ShardTail:
         """The known tail and every entry above it; a generation that is announced is published."""
         known = self._tails.pop(claim.shard_id, None)  # kept again once a manifest check has confirmed it
         positions = list_positions(self.location, claim.shard_id)
@@ -590,7 +653,7 @@ class OnceAppender:
         end = max([manifest.replay_after_wal_entry_position, *positions[-1:]]) + 1
         for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end, tag=self._watch.tag):
             self._take(claim, tail, entry)
-        if tail.announced is not None:
+        if tail.announced is not None and helps:
             position, sstable = tail.announced
             reach("once.before_help")
             self._commit(claim, sstable, position, announced=True)
@@ -696,40 +759,50 @@ class OnceAppender:
             )
         return current, covered, pa.Table.from_batches(batches, schema=memory)
 
-    def _publish(self, append: _Append) -> AppendResult:
-        """Publish the rows as one generation, after everything that the log holds."""
-        claim, version, now = append.claim, append.version, AppendedRows([])
+    def _publish(self, claim: ShardClaim, version: _Version, queue: AppendQueue, attempt: Attempt) -> None:
+        """Publish the rows of one write as a generation, after everything that the log holds (append R19)."""
+        ((write, now),) = attempt.parts
+        source = write.source(version.fitting(claim.shard_id, routed=write.is_routed_by(version.sharding)))
         sstable: SsTable | None = None
         for _ in attempts(f"the log of shard {claim.shard_id}", self._clock):
             tail = self.catch_up(claim)
-            answer = append.answer(tail)
+            self._decide(queue, tail)
+            if write.is_settled:
+                return
+            answer = self._answer(claim, tail, write)
             if answer is not None:
-                return answer
+                queue.answer(write, answer)
+                return
             if tail.entries:
                 self.flush_tail(claim)
                 continue
             generation = tail.manifest.current_generation
             if sstable is None or sstable.generation != generation:
-                if sstable is not None and append.created is None:  # no mark names it: nobody else can know of it
+                if sstable is not None and not attempt.results:  # no marker names it, so no other process knows it
                     discard_sstable(self.location, claim.shard_id, sstable.path)
-                now = append.find_rows()
+                now = source.find()
                 if not now.num_rows:
-                    return AppendResult(claim.shard_id, 0, rejected=now.rejected)
+                    queue.answer(write, AppendResult(claim.shard_id, 0, rejected=now.rejected, matched=now.matched))
+                    return
                 table = pa.Table.from_batches(version.alike(now.batches))
                 sstable = self._write_sstable(claim, version, generation, table)
-                continue  # that took a while: look again
+                continue  # that took a while: check again
+            attempt.parts = [(write, now)]
             footer = tail.transactions.mark(table=self._watch.tag, joint=True)._replace(
-                txns=append.entry_transactions(now.num_rows), bulk=sstable
+                txns=attempt.transactions(), bulk=sstable
             )
             position = tail.last_position + 1
             reach("once.before_mark")
-            if self._create(claim, tail, encode_mark(claim.epoch, footer)):
-                created = AppendResult(claim.shard_id, now.num_rows, generation=generation, rejected=now.rejected)
-                self._begin(append, footer, created)
-                reach("once.before_commit")
-                if self._commit(claim, sstable, position, announced=True):
-                    reach("once.after_commit")
-                    return created
+            queue.attempt = attempt
+            if not self._create(claim, tail, encode_mark(claim.epoch, footer)):
+                queue.attempt = None
+                continue
+            attempt.created(claim.shard_id, 0, generation, footer.written_ms or 0)
+            reach("once.before_commit")
+            if self._commit(claim, sstable, position, announced=True):
+                reach("once.after_commit")
+                queue.settle(attempt)
+                return
         raise AssertionError("the last attempt returns or raises")
 
     def _write_sstable(self, claim: ShardClaim, version: _Version, generation: int, rows: pa.Table) -> SsTable:
