@@ -55,6 +55,11 @@ class TableWatch:
         with self._lock:
             return self._marks.get(shard_id, 0)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `look_if_due` would look."""
+        return self._clock.monotonic() >= self._look_at or self._replaced is not None
+
     def look_if_due(self) -> None:
         """`look`, at most once a second on local paths and once a minute elsewhere; a base that cannot be read proves nothing."""
         now = self._clock.monotonic()

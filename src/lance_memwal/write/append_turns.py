@@ -36,7 +36,7 @@ class AppendTurns:
         self._writer = writer
         self._clock = clock
         self._queue: list[str] = []  # the writer with the oldest last entry comes first
-        self._newest_at = self._own_at = clock.monotonic()
+        self._newest_at = self._own_at = self._others_at = clock.monotonic()
         self._create_seconds = self._read_seconds = 0.0
 
     def note_create(self, seconds: float) -> None:
@@ -59,6 +59,18 @@ class AppendTurns:
         self._newest_at = self._clock.monotonic()
         if writer == self._writer:
             self._own_at = self._newest_at
+        else:
+            self._others_at = self._newest_at
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this writer wrote the newest entry."""
+        return bool(self._queue) and self._queue[-1] == self._writer
+
+    @property
+    def alone_seconds(self) -> float:
+        """For how long no other writer has appended."""
+        return self._clock.monotonic() - self._others_at
 
     @property
     def turn_seconds(self) -> float:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -94,6 +94,7 @@ from lance_memwal.write.changes import Change, Terms, appended, merged
 from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.flush import publish
+from lance_memwal.write.request import Write
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
 
@@ -198,9 +199,10 @@ class OnceAppender:
         storage_options: Mapping[str, str] | None = None,
         max_entry_bytes: int | None = None,
         look_up: StoredLookUp | None = None,
+        config: WriterConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry; default: the table's
+        """`config` replaces the settings of the table. `max_entry_bytes` is the size from which rows become a generation instead of a WAL entry; default: the table's
         setting, at most 64 MiB.
 
         `look_up` finds rows on storage, which conditions need, and all appends to a table with a merge.
@@ -213,6 +215,7 @@ class OnceAppender:
         self._forked = False
         close_in_child(self)
         self._max_entry_bytes = max_entry_bytes
+        self._config = config
         self._manifests: dict[str, ShardManifestStore] = {}
         self._tails: dict[str, ShardTail] = {}
         self._times: dict[str, ShardTime] = {}  # since the first look at each shard
@@ -226,7 +229,7 @@ class OnceAppender:
 
     def _version_of(self, base: BaseTable) -> _Version:
         """What appends go by from now on; refused if the columns of the base table cannot be written."""
-        config = writer_config(base, None, {}, ())
+        config = writer_config(base, self._config, {}, ())
         largest = self._max_entry_bytes or min(config.max_entry_bytes, DEFAULT_MAX_ENTRY_BYTES)
         config = config.replace(max_entry_bytes=largest)
         target = target_of(self.location, base, None, fsync=config.fsync, watch=self._watch)
@@ -243,6 +246,11 @@ class OnceAppender:
                 if newest.version < known.version or (newest.version == known.version and newest.stamp != known.stamp):
                     self._tails.clear()
                     self.copies += 1
+
+    def refresh_if_due(self) -> None:
+        """`refresh`, at most once a second on local paths and once a minute elsewhere."""
+        if self._watch.is_due:
+            self.refresh()
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
@@ -343,6 +351,36 @@ class OnceAppender:
             return done
 
         return QueuedAppend(source, txn, guard, trial, routed_by, forward)
+
+    def queued_write(self, write: Write, forward: Callable[[Any], WriteResult]) -> QueuedAppend:
+        """A write of a caller as a value to queue. `forward` makes it with an exclusive writer of this process."""
+
+        def source(fitting: Fitting) -> RowSource:
+            if write.needs_lookup(fitting.merge):
+                return self.resolved(fitting, write.change()(fitting))
+            if write.kind == "delete":
+                rows = fitting.tombstones(write.rows)
+            else:
+                batches, fill, size = fitting.take(write.rows, write.missing)
+                rows = fitting.fit(batches, fill, size)
+            memory = fitting.schema.memory
+            fixed = AppendedRows([with_flags(*part, memory) for part in zip(rows.batches, rows.flags, strict=True)])
+            return RowSource(lambda: fixed, is_fixed=True)
+
+        return QueuedAppend(source, write.txn, routed_by=self._version.sharding, forward=forward)
+
+    def prepare(self, shard_id: str, write: QueuedAppend) -> None:
+        """Fit a write to the columns of the table now, so that its caller gets its errors before it is queued."""
+        version = self._version
+        write.source(version.fitting(shard_id, routed=write.is_routed_by(version.sharding)))
+
+    def should_flush(self, shard_id: str, max_entries: int, max_bytes: int, alone_seconds: float) -> bool:
+        """Whether a writer that ends publishes the tail (append R21): it is long, or no other writer is likely to do it."""
+        tail = self._tails.get(shard_id)
+        if tail is None or tail.entries > max_entries or tail.size_bytes > max_bytes:
+            return True
+        turns = self._turns_of(shard_id)
+        return bool(tail.entries) and turns.is_last and turns.alone_seconds >= alone_seconds
 
     def resolved(self, fitting: Fitting, change: Change) -> RowSource:
         """The rows of a conditional write, resolved against the rows that are live when it is planned (append R12)."""

@@ -134,6 +134,7 @@ class TableAppender:
         """The outcome of a queued write: another thread appends it, or this one does."""
         deadline = Deadline(self._clock, self._policy.wait_seconds if seconds is None else seconds)
         queue = self._queue_of(shard_id)
+        self.appender.refresh_if_due()
         with write.trial:
             try:
                 while not write.is_settled:
@@ -151,9 +152,12 @@ class TableAppender:
             with suppress(MemWalError):  # the outcome of a write is its caller's
                 self.finish(shard_id, write)
 
-    def has_queued(self, shard_id: str) -> bool:
-        """Whether writes to the shard wait."""
-        return bool(self._queue_of(shard_id))
+    def drop_queued(self, shard_id: str) -> None:
+        """Settle the writes that wait with `ClosedError`, once no thread appends to the shard."""
+        queue = self._queue_of(shard_id)
+        with self._turn(shard_id, Deadline(self._clock, self._policy.wait_seconds)):
+            for write in queue:
+                queue.fail(write, ClosedError("the table writer was aborted before the rows were written"))
 
     def _lead(self, shard_id: str, queue: AppendQueue, write: QueuedAppend, deadline: Deadline) -> None:
         attempt = 0
