@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from lance_memwal.write.appender import WalAppender
-    from lance_memwal.write.results import WriteResult
+    from lance_memwal.write.results import ShardWrite, WriteResult
     from lance_memwal.write.stats import BackpressureStats, MemTableStats, WalStats, WriteStats
     from lance_memwal.write.writes import Ack
 
@@ -118,6 +118,7 @@ __all__ = [
     "ShardManifest",
     "ShardManifestStore",
     "ShardStatus",
+    "ShardWrite",
     "ShardWriter",
     "ShardingField",
     "ShardingSpec",
@@ -191,7 +192,7 @@ _HOMES: Final = {  # module: the names that it defines
         "ConsumerInfo FlushReport GcReport MaintenanceReport Problem RepairReport ShardInfo TableStats VerifyReport"
     ),
     "write.appender": "WalAppender",
-    "write.results": "WriteResult",
+    "write.results": "ShardWrite WriteResult",
     "write.stats": "BackpressureStats MemTableStats WalStats WriteStats",
     "write.writes": "Ack",
 }

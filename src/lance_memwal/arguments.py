@@ -110,7 +110,11 @@ def check_text(name: str, value: object) -> str:
 
 def check_names(name: str, values: object) -> tuple[str, ...]:
     """The texts of a list or another collection; one text alone is not a list of them."""
-    return tuple(check_text(f"an item of {name}", item) for item in check_items(name, values, "texts"))
+    found = tuple(check_items(name, values, "texts"))
+    for item in found:
+        if type(item) is not str or not item.isascii():
+            check_text(f"an item of {name}", item)
+    return found
 
 
 def check_items(name: str, values: object, what: str) -> Iterator[Any]:

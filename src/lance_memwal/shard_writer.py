@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from lance_memwal.errors import FencedError, InvalidInputError, MemWalError, Una
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
-from lance_memwal.log.transactions import is_own
+from lance_memwal.log.transactions import as_transaction, is_own
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
 from lance_memwal.process.async_calls import AsyncCalls
@@ -44,29 +44,27 @@ from lance_memwal.read.scan import Read
 from lance_memwal.read.shard_alone import ShardAlone
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.fit import Missing, keeps_missing
-from lance_memwal.rows.ingest import with_rows
-from lance_memwal.rows.merging import LastWrite
+from lance_memwal.rows.fit import Missing
+from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import EntryTransaction, SeenTransaction, ShardManifest, Transaction
-from lance_memwal.write import changes, columns, life, resolved, writes
-from lance_memwal.write.changes import Change, Settings, Terms
-from lance_memwal.write.fitting import Fitting
+from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
+from lance_memwal.write import columns, life, resolved, writes
 from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
-from lance_memwal.write.results import WriteResult
+from lance_memwal.write.request import NowaitWritable, Write
+from lance_memwal.write.results import ShardWrite, WriteResult
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
-from lance_memwal.write.table_target import refuse_merge, target_of, with_shard, writer_config
-from lance_memwal.write.writes import Ack
+from lance_memwal.write.table_target import target_of, with_shard, writer_config
+from lance_memwal.write.writes import Ack, InsertedRows
 
 __all__ = ["ShardWriter"]
 
 _LOG = logging.getLogger(__name__)
 
 
-class ShardWriter(Readable):
+class ShardWriter(Readable, NowaitWritable):
     """Writes one shard: durable puts and deletes, visible at once, flushed to SSTables in the background."""
 
     def __init__(
@@ -136,102 +134,39 @@ class ShardWriter(Readable):
 
     # -------------------------------------------------------------------------------------------------------- writing
 
-    def _about_put(self, *_: object, result: WriteResult | None, **_options: object) -> dict[str, str | int]:
+    def _about_write(self, _: Write, *, result: WriteResult | None) -> dict[str, str | int]:
         return self._shard.span_attributes(None if result is None else result.written)
 
-    @spanned("memwal.shard.put", about=_about_put)
-    def put(
-        self,
-        data: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-        if_absent: bool = False,
-        where: FilterLike | None = None,
-    ) -> WriteResult:
-        """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns.
+    @spanned(lambda _, write: f"memwal.shard.{write.kind}", about=_about_write)
+    def _apply(self, write: Write) -> WriteResult:
+        target = self._shard.columns.target
+        if write.needs_lookup(target.merge):
+            done = self._look_up_and_write(write, target.merge)
+        elif write.kind == "put":
+            done = writes.put(self._shard, write.rows, write.txn, write.missing)
+        else:
+            done = writes.delete(self._shard, write.rows, write.txn)
+        shards = {self._shard.log.shard_id: done}
+        return WriteResult(done.written, done.matched, done.rejected, done.skipped, shards)
 
-        Columns that are left out are refused on a table with a primary key, since the put would erase what its rows have
-        there; `missing="keep"` leaves what they have, `missing="null"` makes them null. On an append-only table they are
-        null anyway.
+    def _look_up_and_write(self, write: Write, merge: Merge | None) -> ShardWrite:
+        if write.kind == "put" and write.is_plain and isinstance(merge, LastWrite):
+            highest = partial(self._highest, merge)
+            return put_in_order(self._shard, self._newest_rows, highest, write.rows, write.txn, write.missing, merge)
+        if write.by_filter and write.found is None and write.where is not None:
+            if write.kind == "update":
+                write.settings(self._shard.columns.target.schema)
+            write = write.part_of_found(self._candidates(write.where))
+        return resolved.write(self._shard, self._newest_rows, write.change(), write.txn)
 
-        `if_absent` writes only rows whose key is not there. `where` is a condition under which a row supersedes the live
-        one: names are columns of the live row, `excluded.<name>` those of the row that is given. The result says what was
-        rejected. A put of which nothing is left writes nothing, not even its transaction.
-        """
-        if not if_absent and where is None and (missing is None or not keeps_missing(missing)):
-            merge = self._shard.columns.target.merge
-            if merge is None:
-                return writes.put(self._shard, data, txn, missing)
-            if isinstance(merge, LastWrite):
-                highest = partial(self._highest, merge)
-                return put_in_order(self._shard, self._newest_rows, highest, data, txn, missing, merge)
-        return self._resolved(changes.put(data, missing, if_absent=if_absent, where=where), txn)
-
-    def insert(
-        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
-    ) -> WriteResult:
-        """Insert rows whose keys are not there. If one is, or comes twice, that is an `InvalidInputError`, and nothing is
-        written. `missing`: see `put`."""
-        return self._resolved(changes.insert(data, missing), txn)
-
-    def put_together(
-        self, data: pa.RecordBatch, txns: Sequence[EntryTransaction], missing: Missing | None = None
-    ) -> list[WriteResult | Exception]:
-        """Insert the rows of several puts, each a transaction of its own, at the cost of one; durable when this returns.
-
-        Each has its own result, or the error that it met: what is wrong with one does not keep the others out.
-        """
-        refuse_merge(self._shard.columns.target, "put_together")
-        return writes.put_together(self._shard, data, txns, missing)
-
-    def append(
-        self, batches: Sequence[pa.RecordBatch], terms: Terms, txn: Transaction | tuple[str, int] | None
-    ) -> WriteResult:
-        """Rows of a sink, of which `_tombstone`, if they have it, says which are tombstones; all are one transaction."""
-        given = [batch for batch in batches if batch.num_rows]
-        live = None if terms.need_a_look else self._shard.columns.fitting.all_live(given)
-        if live is not None:
-            return self.put(live, txn=txn, missing=terms.missing)
-        return self._resolved(changes.appended(with_rows(given), terms), txn)
-
-    def update(
-        self,
-        data: Any = None,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        insert: bool = False,
-        where: FilterLike | None = None,
-        set: Mapping[str, str] | None = None,  # noqa: A002
-        values: Mapping[str, Any] | None = None,
-    ) -> WriteResult:
-        """Change the columns that are given; all others stay. Exact, whatever other threads write meanwhile.
-
-        A key that is not there is an `InvalidInputError`, and nothing is written; with `insert` it is inserted, and
-        columns that are left out are null. Dicts may give different columns each.
-
-        `update(where=filter, set={column: expression})` changes all rows for which the filter is true; an expression is
-        SQL over the columns of the row. `values={column: value}` sets values as they are. `matched` of the result says how
-        many rows that were.
-        """
-        if where is None and set is None and values is None:
-            return self._resolved(changes.update(data, insert=insert), txn)
-        if where is None or data is not None or insert:
-            raise InvalidInputError("give rows to update, or where= with set= or values=")
-        settings = Settings.of(set, values, self._shard.columns.target.schema)
-        return self.update_matching(self._candidates(where), where, settings, txn)
-
-    def update_matching(
-        self, keys: pa.Table, where: FilterLike, settings: Settings, txn: Transaction | tuple[str, int] | None
-    ) -> WriteResult:
-        """`update(where=..., set=...)`, of these keys alone."""
-        return self._resolved(changes.updated_where(keys, where, settings), txn)
-
-    def delete_matching(
-        self, keys: pa.Table, where: FilterLike, txn: Transaction | tuple[str, int] | None
-    ) -> WriteResult:
-        """`delete(where=...)`, of these keys alone."""
-        return self._resolved(changes.deleted_where(keys, where), txn)
+    def _begin(self, write: Write, *, drain: bool = True) -> Ack:
+        write.refuse_lookup(self._shard.columns.target.merge)
+        if write.kind == "put":
+            done = writes.put_nowait(self._shard, write.rows, write.missing, drain=drain)
+        else:
+            done = writes.delete_nowait(self._shard, write.rows, drain=drain)
+        result = WriteResult.of({self.shard_id: done})
+        return Ack([InsertedRows(self._shard.commits, result, done.positions.stop)])
 
     def _candidates(self, where: FilterLike) -> pa.Table:
         """The keys of the rows of this shard, or of the base table, for which the filter is true now."""
@@ -247,19 +182,6 @@ class ShardWriter(Readable):
         own = [rows for parts in routed for shard_id, rows in parts if shard_id == self.shard_id]
         return pa.Table.from_batches(own, schema=found.schema)
 
-    def compare_and_set(
-        self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
-    ) -> bool:
-        """Make `new` the row of `key` if it is `expected` now; returns whether it was. Whole rows; None is no row.
-
-        With `txn` a repeat of a call that did it returns True.
-        """
-        result = self._resolved(changes.compared(key, expected, new), txn)
-        return result.skipped or result.written > 0
-
-    def _resolved(self, change: Callable[[Fitting], Change], txn: Transaction | tuple[str, int] | None) -> WriteResult:
-        return resolved.write(self._shard, self._newest_rows, change, txn)
-
     def _newest_rows(
         self, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema, memory: InMemoryMemTables
     ) -> pa.Table:
@@ -270,45 +192,6 @@ class ShardWriter(Readable):
         if isinstance(reader, ShardAlone):  # a merge is stored with the table
             raise InvalidInputError("there is no base table")
         return reader.highest_sequence(self._shard.columns.target.schema, merge, memory)
-
-    def put_nowait(self, data: Any, *, missing: Missing | None = None, drain: bool = True) -> Ack:
-        """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`.
-
-        Without `drain` they are left to whoever waits, writes or closes: then many of them share an entry. It looks nothing
-        up: on a table with `merge=` it is refused.
-        """
-        if self._shard.columns.target.merge is not None:
-            raise InvalidInputError("put_nowait looks no rows up, and the table has merge=: use put")
-        return writes.put_nowait(self._shard, data, missing, drain=drain)
-
-    def delete(
-        self,
-        keys: Any = None,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        count: bool = False,
-        sequence: Any = None,
-        where: FilterLike | None = None,
-    ) -> WriteResult:
-        """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists.
-
-        With `count` the keys are looked up, and `matched` of the result says how many live rows were hidden.
-        `delete(where=filter)` deletes all rows for which the filter is true, and counts them. On a table with
-        `merge=LastWrite(...)` a delete has a sequence: `sequence`, or the column beside the keys.
-        """
-        if where is not None:
-            if keys is not None or sequence is not None:
-                raise InvalidInputError("give keys to delete, or where=")
-            return self._resolved(changes.deleted_where(self._candidates(where), where), txn)
-        if not count and sequence is None and not isinstance(self._shard.columns.target.merge, LastWrite):
-            return writes.delete(self._shard, keys, txn)
-        return self._resolved(changes.delete(keys, count=count, sequence=sequence), txn)
-
-    def delete_nowait(self, keys: Any, *, drain: bool = True) -> Ack:
-        """Delete rows by primary key and return at once; see `put_nowait`."""
-        if isinstance(self._shard.columns.target.merge, LastWrite):
-            raise InvalidInputError("delete_nowait looks no rows up, and the table puts its rows in order: use delete")
-        return writes.delete_nowait(self._shard, keys, drain=drain)
 
     async def put_async(
         self,
@@ -323,11 +206,11 @@ class ShardWriter(Readable):
 
         A task that is cancelled does not take its put back.
         """
-        plain = self._shard.columns.target.merge is None and not keeps_missing(missing)
-        if txn is None and plain and not if_absent and where is None:
-            done: WriteResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
+        write = Write("put", data, missing, if_absent, where, txn=as_transaction(txn))
+        if txn is None and not write.needs_lookup(self._shard.columns.target.merge):
+            done: WriteResult = await self._async.call(lambda: self._begin(write, drain=False))
             return done
-        return await self._async.made(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
+        return await self._async.made(self._apply, write)
 
     async def delete_async(
         self,
@@ -338,11 +221,11 @@ class ShardWriter(Readable):
         sequence: Any = None,
     ) -> WriteResult:
         """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        ordered = isinstance(self._shard.columns.target.merge, LastWrite)
-        if txn is None and not count and sequence is None and not ordered:
-            done: WriteResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
+        write = Write("delete", keys, count=count, sequence=sequence, txn=as_transaction(txn))
+        if txn is None and not write.needs_lookup(self._shard.columns.target.merge):
+            done: WriteResult = await self._async.call(lambda: self._begin(write, drain=False))
             return done
-        return await self._async.made(self.delete, keys, txn=txn, count=count, sequence=sequence)
+        return await self._async.made(self._apply, write)
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.

@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lance_memwal.arguments import check_timeout
-from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.log.transactions import as_transaction
 from lance_memwal.memtable import live
 from lance_memwal.process.async_calls import AsyncCalls
 from lance_memwal.process.forking import close_in_child
@@ -42,21 +42,22 @@ from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Pickled, Read
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing, keeps_missing
+from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
 from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.serve.shared_shard import SharedShard
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.types import Transaction, check_shard_id
-from lance_memwal.write.changes import Settings, sequence_of
+from lance_memwal.write.changes import sequence_of
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
-from lance_memwal.write.results import CountedResult, RoutedResult, WriteResult
+from lance_memwal.write.request import NowaitWritable, Write, apply_to, begin_on
+from lance_memwal.write.results import WriteResult
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
-__all__ = ["TableAck", "TableWriter"]
+__all__ = ["TableWriter"]
 
 _PARALLEL_SHARDS = 8
 T = TypeVar("T")
@@ -79,35 +80,12 @@ def _owned(shards: OpenShards[Shard]) -> dict[str, int]:
     }
 
 
-class TableAck(Ack):
-    """The durability of one routed write: that of all its shards; `result` is what it did. May be awaited."""
-
-    __slots__ = ("_acks",)
-
-    def __init__(self, acks: Mapping[str, Ack]) -> None:
-        self._acks = tuple(acks.values())
-        self.result = RoutedResult({shard_id: ack.result for shard_id, ack in acks.items()})
-
-    @property
-    def durable(self) -> bool:
-        """Whether the write is on storage in every shard."""
-        return all(ack.durable for ack in self._acks)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return once the write is on storage in every shard; raise what prevented it, or `UnavailableError` after
-        `timeout` seconds in all."""
-        timeout = check_timeout(timeout)
-        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
-        for ack in self._acks:
-            ack.wait(None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
+def _about_write(_: TableWriter, __: Write, *, result: WriteResult | None) -> dict[str, str | int]:
+    """The attributes of the span of a write; spans of its shards have more."""
+    return {} if result is None else {"shards": len(result.shards), "rows": result.written}
 
 
-def _about_put(*_: object, result: RoutedResult | None, **_options: object) -> dict[str, str | int]:
-    """What a span says of a put into a table; spans of its shards say more."""
-    return {} if result is None else {"shards": len(result), "rows": sum(done.written for done in result.values())}
-
-
-class TableWriter(Readable):
+class TableWriter(Readable, NowaitWritable):
     """Writes a table: routes rows over its shards. Threads may share it."""
 
     def __init__(
@@ -139,6 +117,7 @@ class TableWriter(Readable):
         if not shared:  # else whoever needs a parked shard takes it
             live.keep(base.location.key, self._shards)
         self._watch = watch
+        self._compacts = compaction is not None
         self._compaction = Background(compaction, base.location, watch.look, partial(_owned, self._shards))
         weakref.finalize(self, self._compaction.stop).atexit = False
         weakref.finalize(self, self._shards.stop_aging).atexit = False
@@ -147,124 +126,44 @@ class TableWriter(Readable):
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    @spanned("memwal.put", about=_about_put)
-    def put(
-        self,
-        data: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-        if_absent: bool = False,
-        where: FilterLike | None = None,
-    ) -> RoutedResult:
-        """Insert or replace rows; no rows are a no-op. Returns what each shard did.
-
-        With `txn=(application, version)` the rows are written once per shard: a repeat is skipped there. `missing` says
-        what becomes of columns that are left out, `if_absent` and `where` which rows are written: see `ShardWriter.put`.
-        """
+    @spanned(lambda _, write: f"memwal.{write.kind}", about=_about_write)
+    def _apply(self, write: Write) -> WriteResult:
         self._admit()
-        if missing is not None and keeps_missing(missing):
-            routed = self._route_parts(data)
-            return self._each(
-                routed, lambda w, rows: w.put(rows, txn=txn, missing="keep", if_absent=if_absent, where=where)
+        done = self._shard_by_shard(self._parts(write), apply_to)
+        return done[0] if len(done) == 1 else WriteResult.joined(done, counts=write.counts)
+
+    def _begin(self, write: Write, *, drain: bool = True) -> Ack:
+        self._admit()
+        write.refuse_lookup(self._merge)
+        return Ack(self._shard_by_shard(self._parts(write), partial(begin_on, drain=drain)))
+
+    def _parts(self, write: Write) -> dict[str, Write]:
+        """The write of each shard."""
+        if write.kind == "put":
+            routed = (
+                self._route_parts(write.rows) if write.missing == "keep" else self._route(write.rows, write.missing)
             )
-        routed = self._route(data, missing)
-        if if_absent or where is not None:
-            return self._each(
-                routed, lambda w, rows: w.put(rows, txn=txn, missing=missing, if_absent=if_absent, where=where)
-            )
-        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn, missing=missing))
-
-    def insert(
-        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
-    ) -> RoutedResult:
-        """Insert rows whose keys are not there; see `ShardWriter.insert`. It is atomic per shard."""
-        self._admit()
-        return self._each(
-            self._route(data, missing), lambda writer, rows: writer.insert(rows, txn=txn, missing=missing)
-        )
-
-    def update(
-        self,
-        data: Any = None,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        insert: bool = False,
-        where: FilterLike | None = None,
-        set: Mapping[str, str] | None = None,  # noqa: A002
-        values: Mapping[str, Any] | None = None,
-    ) -> RoutedResult:
-        """Change the columns that are given; all others stay. See `ShardWriter.update`; it is atomic per shard.
-
-        A sharding column that is not part of the key must be given, too: it says which shard has the row.
-        """
-        self._admit()
-        if where is None and set is None and values is None:
-            routed = self._route_parts(data)
-            return self._each(routed, lambda writer, rows: writer.update(rows, txn=txn, insert=insert), counts=True)
-        if where is None or data is not None or insert:
-            raise InvalidInputError("give rows to update, or where= with set= or values=")
-        condition, settings = where, Settings.of(set, values, self._schema)
-        if self._sharding.column in settings.names:
-            raise InvalidInputError(
-                f"column {self._sharding.column!r} shards the table, and cannot be set: delete and put"
-            )
-        found = self._route_candidates(where)
-        return self._each(found, lambda w, keys: w.update_matching(keys, condition, settings, txn), counts=True)
-
-    def compare_and_set(
-        self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
-    ) -> bool:
-        """Make `new` the row of `key` if it is `expected` now; returns whether it was. See `ShardWriter.compare_and_set`."""
-        self._admit()
-        shard_id = self._shard_of(key, expected, new)
-
-        def compare(writer: Shard) -> bool:
-            return writer.compare_and_set(key, expected, new, txn=txn)
-
-        self._compaction.start()
-        return self._shards.write(shard_id, compare)
-
-    def delete(
-        self,
-        keys: Any = None,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        count: bool = False,
-        sequence: Any = None,
-        where: FilterLike | None = None,
-    ) -> RoutedResult:
-        """Delete rows by primary key. A sharding column that is not part of the key must be given beside it.
-
-        With `count` the result says how many live rows were hidden (`matched`). `delete(where=filter)` deletes all rows
-        for which the filter is true, and counts them; it is atomic per shard. `sequence`: see `ShardWriter.delete`.
-        """
-        self._admit()
-        if where is None:
-            beside, given = self._order_of_delete(sequence)
-            routed = self._route_keys(keys, beside)
-            return self._each(
-                routed, lambda w, rows: w.delete(rows, txn=txn, count=count, sequence=given), counts=count
-            )
-        if keys is not None or sequence is not None:
-            raise InvalidInputError("give keys to delete, or where=")
-        found = self._route_candidates(where)
-        return self._each(found, lambda writer, some: writer.delete_matching(some, where, txn), counts=True)
+            return {shard_id: write.part(rows) for shard_id, rows in routed.items()}
+        self._schema.need_key()
+        if write.kind == "compare_and_set":
+            return {self._shard_of(write.key, write.expected, write.rows): write}
+        if write.by_filter and write.where is not None:
+            if write.kind == "update" and self._sharding.column in write.settings(self._schema).names:
+                raise InvalidInputError(
+                    f"column {self._sharding.column!r} shards the table, and cannot be set: delete and put"
+                )
+            return {s: write.part_of_found(keys) for s, keys in self._route_candidates(write.where).items()}
+        if write.kind == "delete":
+            beside, sequence = self._order_of_delete(write.sequence)
+            return {s: write.part(keys, sequence) for s, keys in self._route_keys(write.rows, beside).items()}
+        routed = self._route_parts(write.rows) if write.kind == "update" else self._route(write.rows, None)
+        return {shard_id: write.part(rows) for shard_id, rows in routed.items()}
 
     def _order_of_delete(self, sequence: Any) -> tuple[list[str], pa.Scalar[Any] | None]:
         """The column that says beside the keys which write is the later one, or the one sequence that is given for all."""
         if sequence is not None:
             return [], sequence_of(sequence, self._schema, self._merge)[0]
         return [self._merge.sequence] if isinstance(self._merge, LastWrite) else [], None
-
-    def put_nowait(self, data: Any, *, missing: Missing | None = None, drain: bool = True) -> TableAck:
-        """Insert rows and return at once; the `Ack` tells when all shards have them on storage. `drain`: see
-        `ShardWriter.put_nowait`."""
-        self._admit()
-        acks = self._shard_by_shard(
-            self._route(data, missing), lambda w, rows: w.put_nowait(rows, missing=missing, drain=drain)
-        )
-        return TableAck(acks)
 
     async def put_async(
         self,
@@ -274,16 +173,13 @@ class TableWriter(Readable):
         missing: Missing | None = None,
         if_absent: bool = False,
         where: FilterLike | None = None,
-    ) -> RoutedResult:
+    ) -> WriteResult:
         """As `put`, without a wait of the event loop; puts of many tasks share entries. Durable once it returns.
 
         A task that is cancelled does not take its put back.
         """
-        plain = not self._shared and self._merge is None and not keeps_missing(missing)
-        if txn is None and plain and not if_absent and where is None:
-            done: RoutedResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
-            return done
-        return await self._async.made(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
+        write = Write("put", data, missing, if_absent, where, txn=as_transaction(txn))
+        return await self._written(write)
 
     async def delete_async(
         self,
@@ -292,19 +188,15 @@ class TableWriter(Readable):
         txn: Transaction | tuple[str, int] | None = None,
         count: bool = False,
         sequence: Any = None,
-    ) -> RoutedResult:
+    ) -> WriteResult:
         """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        plain = not self._shared and not isinstance(self._merge, LastWrite)
-        if txn is None and not count and sequence is None and plain:
-            done: RoutedResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
-            return done
-        return await self._async.made(self.delete, keys, txn=txn, count=count, sequence=sequence)
+        return await self._written(Write("delete", keys, count=count, sequence=sequence, txn=as_transaction(txn)))
 
-    def delete_nowait(self, keys: Any, *, drain: bool = True) -> TableAck:
-        """Delete rows by primary key and return at once; the `Ack` tells when all shards have that on storage."""
-        self._admit()
-        acks = self._shard_by_shard(self._route_keys(keys), lambda w, rows: w.delete_nowait(rows, drain=drain))
-        return TableAck(acks)
+    async def _written(self, write: Write) -> WriteResult:
+        if write.txn is None and not self._shared and not write.needs_lookup(self._merge):
+            done: WriteResult = await self._async.call(lambda: self._begin(write, drain=False))
+            return done
+        return await self._async.made(self._apply, write)
 
     def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
         fill = fills_missing(missing, self._schema)
@@ -379,22 +271,16 @@ class TableWriter(Readable):
         self._shards.refuse_closed()
         self._watch.look_if_due()
 
-    def _each(
-        self, routed: Mapping[str, Any], write: Callable[[Shard, Any], WriteResult], *, counts: bool = False
-    ) -> RoutedResult:
-        done = self._shard_by_shard(routed, write)
-        return CountedResult(done) if counts else RoutedResult(done)
-
-    def _shard_by_shard(self, routed: Mapping[str, Any], write: Callable[[Shard, Any], T]) -> dict[str, T]:
-        """Write to every shard; in parallel where storage is remote."""
-        if not routed:
-            return {}
-        self._compaction.start()
-        if len(routed) == 1:
-            ((shard_id, rows),) = routed.items()
-            return {shard_id: self._shards.write(shard_id, write, rows)}
-
-        return self._shards.write_each(routed, write)
+    def _shard_by_shard(self, parts: Mapping[str, Write], call: Callable[[Shard, Write], T]) -> list[T]:
+        """What `call` does with each shard and its part; in parallel where storage is remote."""
+        if not parts:
+            return []
+        if self._compacts:
+            self._compaction.start()
+        if len(parts) == 1:
+            ((shard_id, part),) = parts.items()
+            return [self._shards.write(shard_id, call, part)]
+        return list(self._shards.write_each(parts, call).values())
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""

@@ -79,10 +79,10 @@ def owners_answer_corpus() -> list[bytes]:
     import pyarrow as pa
 
     from lance_memwal.serve.wire import encode_answer, encode_answers
-    from lance_memwal.write.results import WriteResult
+    from lance_memwal.write.results import ShardWrite, WriteResult
 
-    result, some = WriteResult(range(3, 5), False, 2, None, None), pa.table({"id": [1, 2]})
-    rejecting = WriteResult(range(3, 5), False, 2, some, None)
+    some = pa.table({"id": [1, 2]})
+    result, rejecting = (WriteResult.of({"s": ShardWrite(range(3, 5), 2, rejected=keys)}) for keys in (None, some))
     return [encode_answer(rejecting), encode_answer(7), encode_answers([result, ValueError("no")])]
 
 

@@ -250,7 +250,7 @@ class _Scribe:
         keys = [key for part in attempt.keys.values() for key in part]
         rows, txn = self._rows(keys, attempt.number), (attempt.app, attempt.version)
         done = self._writer.put(rows, txn=txn, missing="null")
-        return {shard: result.skipped for shard, result in done.items()}
+        return {shard: result.skipped for shard, result in done.shards.items()}
 
     def _append_once(self, attempt: Attempt) -> Mapping[str, bool]:
         """The rows, once in every shard that has some, as tasks of a stream append them."""

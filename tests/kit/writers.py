@@ -23,6 +23,7 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.retry import RetryPolicy
 from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.write.request import Write, begin_on
 
 PK = {b"lance-schema:unenforced-primary-key": b"true"}
 SECONDS = 30.0  # the longest that a test waits for something that should happen at once
@@ -285,3 +286,14 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
+
+
+def put_undrained(writer: mw.ShardWriter | mw.TableWriter, rows: Any) -> mw.Ack:
+    """Put rows without waiting; their entry is left to the next call that waits."""
+    return begin_on(writer, Write("put", rows), drain=False)
+
+
+def positions_of(result: mw.WriteResult) -> range:
+    """The batch positions of a write that went to one shard."""
+    (done,) = result.shards.values()
+    return done.positions

@@ -230,9 +230,8 @@ def _put(writer: mw.ShardWriter, batch: pa.RecordBatch, how: str) -> mw.WriteRes
         return asyncio.run(put())
     if how == "nowait":
         ack = writer.put_nowait(batch)
-        ack.wait(_SECONDS)
+        result = ack.wait(_SECONDS)
         assert ack.durable
-        result: mw.WriteResult = ack.result
         return result
     return writer.put(batch)
 

@@ -210,10 +210,10 @@ _REASONS: dict[str, str] = {
         BTreeIndex Bucket Cursor.check_table Cursor.place Cursor.stored FtsIndex HnswIndex Identity LastWrite.remember_ms
         Manual Snapshot.check_table Snapshot.is_part_of Snapshot.stored Unsharded""",
     "the engine's own rooms call it: upkeep, serving, forks, parking": """
-        ChangeFeed.needed Scan.snapshot ShardWriter.append ShardWriter.capture ShardWriter.delete_matching
+        ChangeFeed.needed Scan.snapshot ShardWriter.capture
         ShardWriter.is_parked ShardWriter.is_writing ShardWriter.leave ShardWriter.of_table ShardWriter.orphan
-        ShardWriter.park ShardWriter.publish ShardWriter.put_together ShardWriter.seal ShardWriter.shard_time_ms
-        ShardWriter.table_id ShardWriter.unpublished_generation ShardWriter.update_matching Table.base
+        ShardWriter.park ShardWriter.publish ShardWriter.seal ShardWriter.shard_time_ms
+        ShardWriter.table_id ShardWriter.unpublished_generation Table.base
         TableWriter.attend TableWriter.follow_columns TableWriter.orphan WalAppender.orphan WalTailer.peek""",
     "TableWriter calls it for every shard, and steps call that": "ShardWriter.abort ShardWriter.evolve_schema",
     "commits by hand may break any table; tests/manifest has them": """

@@ -32,9 +32,8 @@ def put_nowait(life: MachineLife, numbers: list[int]) -> None:
     rows = life.rows(numbers)
     if life.kind.merge is None:
         ack = life.open().put_nowait(rows)
-        ack.wait(_SECONDS)
+        assert ack.wait(_SECONDS).written == len(rows)
         assert ack.durable
-        assert ack.result.written == len(rows)
         life.put_in_model(rows)
 
 
@@ -91,13 +90,11 @@ def put_of_the_table(life: MachineLife, numbers: list[int]) -> None:
     rows = life.rows(numbers)
     if isinstance(life.table.sharding, mw.Manual):
         with pytest.raises(mw.InvalidInputError):
-            life.table.add(rows)
+            life.table.put(rows)
         with life.table.shard_writer() as writer:
             writer.put(rows)
-    elif life.kind.key:
-        life.table.upsert(rows)
     else:
-        life.table.add(rows)
+        life.table.put(rows)
     life.put_in_model(rows)
     life.table.close()
 
@@ -132,9 +129,8 @@ def delete_nowait(life: MachineLife, numbers: list[int], waits: bool) -> None:
 
     if waits:
         ack = writer.delete_nowait(named)
-        ack.wait(_SECONDS)
+        assert ack.wait(_SECONDS).written == len(named)
         assert ack.durable
-        assert ack.result.written == len(named)
     else:
         asyncio.run(delete_async())
     life.model.delete([life.kind.key_of(number) for number in numbers])
@@ -221,7 +217,7 @@ def update_of_the_table(life: MachineLife, numbers: list[int]) -> None:
     life.table.delete(named)
     life.model.delete(keys)
     rows = life.rows(numbers)
-    life.table.add(rows)
+    life.table.insert(rows)
     life.put_in_model(rows)
     parts = _parts(life, numbers, ["v", "s"])
     assert life.table.update(parts).matched == len(parts)

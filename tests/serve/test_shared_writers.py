@@ -26,7 +26,7 @@ from lance_memwal.serve.asked import AskedOwners
 from lance_memwal.serve.numbers import OwnerNumbers
 from lance_memwal.serve.record import Owner, OwnerRecords
 from lance_memwal.serve.wire import encode_answer
-from lance_memwal.write.results import WriteResult
+from lance_memwal.write.results import ShardWrite, WriteResult
 from tests.harness.points import run_once_at
 from tests.harness.processes import start
 from tests.kit.writers import in_thread, wait_for
@@ -239,7 +239,10 @@ def test_a_stranger_who_listens_where_an_owner_was_learns_nothing_and_is_not_bel
     class Liar(flight.FlightServerBase):
         def do_action(self, context: Any, action: Any) -> list[bytes]:
             heard.append(action.body.to_pybytes())
-            return [bytes(32) + encode_answer(5 if action.type == "memwal.look" else WriteResult(range(1), False, 1))]
+            return [
+                bytes(32)
+                + encode_answer(5 if action.type == "memwal.look" else WriteResult.of({"s": ShardWrite(range(1), 1)}))
+            ]
 
     with Liar("grpc+tcp://127.0.0.1:0", middleware={"gate": Gate()}) as liar:
         dead = table.shard_writer()
@@ -417,7 +420,7 @@ def test_columns_that_only_the_owner_knows_are_null_where_that_was_asked(
     with pytest.raises(mw.InvalidInputError, match="left out: 'w'"):
         other.put([{"id": 2, "v": "two"}])
     assert other.put([{"id": 2, "v": "two"}], missing="null").written == 1
-    assert other.put_nowait([{"id": 5, "v": "five"}], missing="null").result.written == 1
+    assert other.put([{"id": 5, "v": "five"}], missing="null").written == 1
     assert other.insert([{"id": 3, "v": "three"}], missing="null").written == 1
     assert other.put([{"id": 3, "v": "more"}, {"id": 4, "v": "four"}], missing="null", if_absent=True).written == 1
     assert rows(table) == {0: "zero", 1: "one", 2: "two", 3: "three", 4: "four", 5: "five"}

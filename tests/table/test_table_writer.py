@@ -108,19 +108,15 @@ def test_one_timeout_counts_for_all_shards_of_an_acknowledgement() -> None:
     """Each shard alone would wait for the whole time-out."""
     waited = []
 
-    class Never(mw.Ack):
-        def __init__(self) -> None:
-            self.result = mw.WriteResult(range(0))
-
+    class Never:
         durable = False
 
-        def wait(self, timeout: float | None = None) -> None:
+        def wait(self, timeout: float | None = None) -> mw.WriteResult:
             waited.append(timeout)
             SYSTEM_CLOCK.sleep(timeout or 0.0)
+            return mw.WriteResult.of({})
 
-    from lance_memwal.table_writer import TableAck
-
-    TableAck({str(number): Never() for number in range(10)}).wait(timeout=0.05)
+    mw.Ack([Never()] * 10).wait(timeout=0.05)
     assert len(waited) == 10
     assert 0 < sum(waited) <= 0.05
 
@@ -212,8 +208,8 @@ def test_a_transaction_is_written_once_in_every_shard(tmp_path: Path) -> None:
     with table.writer() as writer:
         first = writer.put(ROWS, txn=("loader", 7))
         again = writer.put([row | {"v": -1} for row in ROWS], txn=("loader", 7))
-        assert {result.skipped for result in first.values()} == {False}
-        assert {result.skipped for result in again.values()} == {True}
+        assert {result.skipped for result in first.shards.values()} == {False}
+        assert {result.skipped for result in again.shards.values()} == {True}
         writer.delete([0], txn=("loader", 8))
         with pytest.raises(mw.InvalidInputError):
             writer.put(ROWS, txn=("loader", 6))
@@ -258,6 +254,6 @@ def test_batch_positions_of_a_shard_count_the_batches_with_its_rows(tmp_path: Pa
     with table.writer(compaction=None, max_memtable_batches=4) as writer:
         for round_ in range(2):
             done = writer.put(given)
-            assert [result.batch_positions for result in done.values()] == [range(9 * round_, 9 * round_ + 9)] * len(
+            assert [shard.positions for shard in done.shards.values()] == [range(9 * round_, 9 * round_ + 9)] * len(
                 done
             )

@@ -27,6 +27,7 @@ from tests.kit.writers import (
     flushed,
     in_thread,
     open_writer,
+    positions_of,
     row_entries,
     rows,
     scanned,
@@ -158,7 +159,7 @@ def test_puts_of_many_tasks_are_durable_and_share_entries(tmp_path: Path) -> Non
     async def work() -> None:
         async with open_writer(tmp_path) as writer:
             results = await asyncio.gather(*(writer.put_async(rows([n])) for n in range(300)))
-            assert sorted(result.batch_positions.start for result in results) == list(range(300))
+            assert sorted(positions_of(result).start for result in results) == list(range(300))
             assert all(result.written == 1 and not result.skipped for result in results)
             assert len(row_entries(tmp_path)) <= 3
             assert len(scanned(writer)) == 300
@@ -176,7 +177,7 @@ def test_a_table_writer_routes_them_and_its_acknowledgement_can_be_awaited(tmp_p
             assert (await writer.delete_async(range(20), count=True)).matched == 10
             ack = writer.put_nowait(row(1))
             await ack
-            assert (ack.durable, ack.result.written) == (True, 1)
+            assert (ack.durable, ack.wait().written) == (True, 1)
         assert table.count_rows() == 21
 
     run(work())

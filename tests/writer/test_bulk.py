@@ -31,6 +31,7 @@ from tests.kit.writers import (
     in_thread,
     memwal_threads,
     open_writer,
+    positions_of,
     row_entries,
     rows,
     scanned,
@@ -46,7 +47,7 @@ assert BIG.nbytes > 1000
 def test_the_active_memtable_is_flushed_first_and_the_put_follows_as_the_next_generation(tmp_path: Path) -> None:
     with open_writer(tmp_path, **SMALL) as writer:
         writer.put(rows([1, 1000], "small"))
-        assert writer.put(BIG).batch_positions == range(1, 2)
+        assert positions_of(writer.put(BIG)) == range(1, 2)
         manifest = writer.manifest()
         assert [s.generation for s in manifest.sstables] == [1, 2]
         assert (manifest.current_generation, manifest.replay_after_wal_entry_position) == (3, 2), (
@@ -56,7 +57,7 @@ def test_the_active_memtable_is_flushed_first_and_the_put_follows_as_the_next_ge
         assert scanned(writer) == {2: "after"}
         expected = dict.fromkeys(range(100), "big") | {1000: "small", 2: "after"}
         assert everything(writer, tmp_path) == expected
-        assert writer.put(rows([3])).batch_positions == range(3, 4)
+        assert positions_of(writer.put(rows([3]))) == range(3, 4)
         writer.abort()
     with open_writer(tmp_path) as writer:
         assert everything(writer, tmp_path) == expected | {3: "a"}
@@ -80,7 +81,7 @@ def test_of_a_large_put_the_log_has_a_mark_and_no_row(tmp_path: Path) -> None:
 def test_several_batches_or_many_deletes_are_one_generation_whose_last_row_wins(tmp_path: Path) -> None:
     with open_writer(tmp_path, **SMALL) as writer:
         batches = [rows(range(k, k + 10), "x") for k in range(0, 100, 10)]
-        assert writer.put([*batches, rows(range(50), "newer")]).batch_positions == range(11)
+        assert positions_of(writer.put([*batches, rows(range(50), "newer")])) == range(11)
         assert [len(found) for found in flushed(tmp_path).values()] == [100]
         assert everything(writer, tmp_path) == {k: "newer" if k < 50 else "x" for k in range(100)}
         writer.delete(list(range(10, 1000)))
@@ -252,7 +253,7 @@ def test_close_waits_for_a_large_put(tmp_path: Path) -> None:
     assert closing.running
     held.open()
     closing.result()
-    assert len(bulk.result().batch_positions) == 1
+    assert len(positions_of(bulk.result())) == 1
     assert len(flushed(tmp_path)[1]) == 100
 
 

@@ -29,6 +29,7 @@ from tests.kit.writers import (
     in_threads,
     memwal_threads,
     open_writer,
+    positions_of,
     row_entries,
     rows,
     scanned,
@@ -231,7 +232,7 @@ def test_a_put_that_does_not_fit_fails_alone(tmp_path: Path) -> None:
             writer, lambda: writer.put(rows([1])), lambda: writer.put(wrong), lambda: writer.put(rows([3]))
         )
         writer.put(rows([4]))
-        assert len(good.result().batch_positions) == len(last.result().batch_positions) == 1
+        assert len(positions_of(good.result())) == len(positions_of(last.result())) == 1
         with pytest.raises(InvalidInputError, match="nonsense"):
             bad.result()
         assert set(scanned(writer)) == {1, 3, 4}
@@ -242,7 +243,7 @@ def test_puts_are_taken_in_the_order_of_the_queue(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         puts = queued(writer, *[partial(writer.put, rows([1], v)) for v in "abcdef"])
         writer.put(rows([2]))
-        positions = [put.result().batch_positions for put in puts]
+        positions = [positions_of(put.result()) for put in puts]
         assert positions == [range(k, k + 1) for k in range(6)]
         assert scanned(writer)[1] == "f"
         assert len(row_entries(tmp_path)) <= 2, "one entry holds what one leader takes"
@@ -463,7 +464,7 @@ def logged(root: Path) -> list[list[tuple[int, str | None, bool]]]:
 def test_small_puts_of_one_entry_are_one_batch_and_each_has_its_position(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         done = shared(writer, *(rows([k, k + 10], f"put {k}") for k in range(4)))
-        assert [result.batch_positions for result in done] == [range(k, k + 1) for k in range(4)]
+        assert [positions_of(result) for result in done] == [range(k, k + 1) for k in range(4)]
         assert [result.written for result in done] == [2] * 4
         assert logged(tmp_path) == [[(i, f"put {k}", False) for k in range(4) for i in (k, k + 10)]]
         assert writer.memtable_stats().batch_count == 4
@@ -519,7 +520,7 @@ def test_puts_that_say_different_things_of_nulls_share_an_entry_as_they_are(tmp_
 def test_batches_of_one_put_stay_apart(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         given = pa.Table.from_batches([rows([1, 2], "a"), rows([3], "b")])
-        assert writer.put(given).batch_positions == range(2)
+        assert positions_of(writer.put(given)) == range(2)
         assert [len(batch) for batch in logged(tmp_path)] == [2, 1]
 
 

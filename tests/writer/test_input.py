@@ -22,7 +22,7 @@ import lance_memwal as mw
 from lance_memwal import InvalidInputError
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.once import OnceAppender
-from tests.kit.writers import KEYED, contents, flushed, key_field, open_writer, rows, scanned
+from tests.kit.writers import KEYED, contents, flushed, key_field, open_writer, positions_of, rows, scanned
 
 WIDE = pa.schema(
     [
@@ -282,7 +282,7 @@ def test_one_composite_key_can_be_given_as_a_tuple(tmp_path: Path) -> None:
 def test_a_reader_is_drained_into_one_put(tmp_path: Path) -> None:
     reader = pa.RecordBatchReader.from_batches(KEYED, [rows([1]), rows([2], "b")])
     with open_writer(tmp_path) as writer:
-        assert writer.put(reader).batch_positions == range(2)
+        assert positions_of(writer.put(reader)) == range(2)
         assert scanned(writer) == {1: "a", 2: "b"}
 
 

@@ -14,10 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-import lance_memwal as mw
 from lance_memwal import InvalidInputError, ShardWriter, WriterPoisonedError, crash_points
 from lance_memwal.types import EntryTransaction, Transaction
 from tests.harness.points import run_once_at
@@ -31,6 +29,7 @@ from tests.kit.writers import (
     in_thread,
     memwal_threads,
     open_writer,
+    positions_of,
     row_entries,
     rows,
     scanned,
@@ -343,7 +342,7 @@ def test_equal_versions_are_written_once_and_lower_ones_refused_per_application(
         assert not writer.put(rows([1], "first"), txn=("app", 7)).skipped
         again = writer.put(rows([1], "second"), txn=("app", 7))
         assert again.skipped
-        assert len(again.batch_positions) == 0
+        assert len(positions_of(again)) == 0
         with pytest.raises(InvalidInputError, match="older than the shard's version 7"):
             writer.put(rows([2]), txn=("app", 6))
         assert not writer.put(rows([3]), txn=("app", 9)).skipped
@@ -431,7 +430,12 @@ def test_versions_survive_reopening_flushing_and_takeover(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "txn", [("", 1), ("app",), ("app", -1), ("app", 1.5), ("app", True), (1, 1), "app", ("app", 1 << 63)]
+    "txn",
+    [
+        *[("", 1), ("app",), ("app", -1), ("app", 1.5), ("app", True), (1, 1), "app", ("app", 1 << 63)],
+        *[Transaction("app", 1 << 64), Transaction("app", -1), Transaction("app", True), Transaction("", 1)],
+        Transaction("app", 1, 5),
+    ],
 )
 def test_a_transaction_that_makes_no_sense_is_refused(tmp_path: Path, txn: object) -> None:
     with open_writer(tmp_path) as writer:
@@ -446,129 +450,3 @@ def test_an_id_that_another_query_uses_is_refused(tmp_path: Path) -> None:
         assert writer.put(rows([1]), txn=Transaction("app", 4, "query-1")).skipped  # a query that was restarted
         with pytest.raises(InvalidInputError, match="another query"):
             writer.put(rows([1]), txn=Transaction("app", 5, "query-2"))
-
-
-def together(*puts: tuple[str, int, int]) -> list[EntryTransaction]:
-    """The marks of puts: application, version, rows."""
-    marks, first = [], 0
-    for app, version, count in puts:
-        marks.append(EntryTransaction(Transaction(app, version), first, count))
-        first += count
-    return marks
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> mw.Table:
-    return mw.create_table(str(tmp_path / "t"), UNKEYED, writer_defaults={"fsync": False})
-
-
-@pytest.fixture
-def writer(table: mw.Table) -> Iterator[mw.ShardWriter]:
-    with table.shard_writer() as writer:
-        yield writer
-
-
-def ids_of(table: mw.Table) -> list[int]:
-    return sorted(table.scan(columns=["id"]).to_table().column("id").to_pylist())
-
-
-def test_puts_in_one_write_are_one_entry_with_a_transaction_each(table: mw.Table, writer: mw.ShardWriter) -> None:
-    before = writer.stats()
-    done = writer.put_together(rows(range(6), schema=UNKEYED), together(("a", 1, 2), ("b", 7, 1), ("c", 1, 3)))
-    assert [result.written for result in done] == [2, 1, 3]
-    assert not any(result.skipped for result in done)
-    after = writer.stats()
-    assert (after.wal_flush_count - before.wal_flush_count, after.put_count - before.put_count) == (1, 3)
-    [versions] = table.transactions().values()
-    assert versions == {"a": 1, "b": 7, "c": 1}
-    assert ids_of(table) == [0, 1, 2, 3, 4, 5]
-
-
-def test_what_is_there_already_is_skipped_and_the_rest_is_written(table: mw.Table, writer: mw.ShardWriter) -> None:
-    writer.put(rows([1], schema=UNKEYED), txn=("b", 7))
-    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), together(("a", 1, 1), ("b", 7, 1), ("c", 1, 1)))
-    assert [(result.written, result.skipped) for result in done] == [(1, False), (0, True), (1, False)]
-    assert ids_of(table) == [0, 1, 2]
-
-
-def test_a_repeat_is_known_to_the_next_writer(table: mw.Table) -> None:
-    batch, marks = rows([0, 1, 2], schema=UNKEYED), together(("a", 1, 1), ("b", 7, 1), ("c", 1, 1))
-    with table.shard_writer() as first:
-        first.put_together(batch, marks)
-        shard_id = first.shard_id
-        first.abort()
-    with table.shard_writer(shard_id) as second:
-        assert [result.skipped for result in second.put_together(batch, marks)] == [True] * 3
-    assert ids_of(table) == [0, 1, 2]
-
-
-def test_what_is_wrong_with_one_put_does_not_keep_the_others_out(table: mw.Table, writer: mw.ShardWriter) -> None:
-    writer.put(rows([9], schema=UNKEYED), txn=("b", 7))
-    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), together(("a", 1, 1), ("b", 6, 1), ("c", 1, 1)))
-    assert isinstance(done[1], mw.InvalidInputError)
-    assert [done[0].written, done[2].written] == [1, 1]
-    assert ids_of(table) == [0, 2, 9]
-
-
-def test_two_versions_of_one_application_are_written_in_their_order(table: mw.Table, writer: mw.ShardWriter) -> None:
-    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), together(("a", 1, 1), ("a", 2, 1), ("a", 2, 1)))
-    assert [result.skipped for result in done] == [False, False, True]
-    assert ids_of(table) == [0, 1]
-
-
-def test_a_table_that_merges_rows_is_refused(tmp_path: Path) -> None:
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("ts", pa.int64())])
-    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", merge=mw.LastWrite(sequence="ts"))
-    batch = pa.record_batch([pa.array([1]), pa.array([1])], schema=schema)
-    with table.shard_writer() as writer, pytest.raises(mw.InvalidInputError):
-        writer.put_together(batch, together(("a", 1, 1)))
-
-
-WRONG = {
-    "a version that no decoder takes": Transaction("b", 1 << 64),
-    "a version below 0": Transaction("b", -1),
-    "a version that is no number": Transaction("b", True),
-    "an application without a name": Transaction("", 1),
-    "an application that is too long": Transaction("b" * 600, 1),
-    "a query that is no text": Transaction("b", 1, 5),  # type: ignore[arg-type]
-    "no transaction at all": None,
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_transaction_that_no_reader_supports_is_refused(table: mw.Table, writer: mw.ShardWriter, wrong: str) -> None:
-    """It was acknowledged, and from then on nobody could read or open the shard."""
-    marks = together(("a", 1, 1), ("b", 1, 1), ("c", 1, 1))
-    marks[1] = EntryTransaction(WRONG[wrong], 1, 1)  # type: ignore[arg-type]
-    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), marks)
-    assert isinstance(done[1], mw.InvalidInputError)
-    assert [done[0].written, done[2].written] == [1, 1]
-    assert ids_of(table) == [0, 2]
-    writer.abort()
-    with table.shard_writer(writer.shard_id) as second:
-        assert second.put(rows([5], schema=UNKEYED), txn=("a", 2)).written == 1
-    assert ids_of(table) == [0, 2, 5]
-
-
-@pytest.mark.parametrize(
-    "ranges",
-    [
-        [(0, 1), (1, 1)],
-        [(0, 1), (1, 3)],
-        [(0, 2), (1, 1)],
-        [(1, 1), (0, 2)],
-        [(0, 3), (3, 0)],
-        [(0, 4), (4, -1)],
-        [(0, 1), (1, None)],
-        [(0, True), (1, 2)],
-        [(0, 1.0), (1.0, 2)],
-        [],
-    ],
-)
-def test_rows_that_are_not_those_of_the_puts_are_refused(
-    table: mw.Table, writer: mw.ShardWriter, ranges: list[tuple[int, int]]
-) -> None:
-    marks = [EntryTransaction(Transaction(f"a{first}{count}", 1), first, count) for first, count in ranges]
-    with pytest.raises(mw.InvalidInputError, match="one after the other"):
-        writer.put_together(rows([0, 1, 2], schema=UNKEYED), marks)
-    assert ids_of(table) == []

@@ -30,6 +30,7 @@ from tests.kit.writers import (
     in_thread,
     in_threads,
     open_writer,
+    put_undrained,
     row_entries,
     rows,
     wait_for,
@@ -112,7 +113,7 @@ def test_a_write_that_is_on_storage_is_not_told_of_the_fence_that_the_next_one_m
     table = made(tmp_path, PLAIN)
     writer = table.writer(max_memtable_rows=1, fsync=False)
     writer.put({"id": [0], "v": [0]})
-    first, second = (writer.put_nowait({"id": [key], "v": [key]}, drain=False) for key in (1, 2))
+    first, second = (put_undrained(writer, {"id": [key], "v": [key]}) for key in (1, 2))
     assert taken_over_after_one_entry(table) == []
     first.wait()
     with pytest.raises(mw.FencedError):
@@ -222,7 +223,7 @@ def test_handed_over_put_leads_at_once(tmp_path: Path, between: bool, monkeypatc
         first = in_thread(lambda: (writer.delete([7]), threading.get_ident())[1])
         wait_for(lambda: bool(clock.lingered))
         if between:
-            writer.put_nowait([{"id": 1, "v": 1}], drain=False)
+            put_undrained(writer, [{"id": 1, "v": 1}])
         second = in_thread(lambda: (writer.put([{"id": 2, "v": 2}]), threading.get_ident())[1])
         lingering, handed_over = first.result(), second.result()
         assert lingering in clock.lingered
@@ -324,7 +325,7 @@ def test_new_columns_pass_by_a_writer_that_is_lost_meanwhile(tmp_path: Path, mon
 def test_an_entry_that_met_a_fence_is_not_sent_again_for_each_who_waits(tmp_path: Path) -> None:
     table = made(tmp_path, PLAIN)
     writer = table.writer(fsync=False, commit_linger_ms=100)
-    writer.put_nowait({"id": [0], "v": [0]}, drain=False).wait(30)  # a wait with a limit lets the write begin
+    put_undrained(writer, {"id": [0], "v": [0]}).wait(30)  # a wait with a limit lets the write begin
     put_elsewhere(table, 99)
     told: list[type[Exception]] = []
     sent: list[str] = []
@@ -375,7 +376,7 @@ def test_a_put_that_waited_for_room_and_was_taken_is_not_told_of_a_fence(tmp_pat
     clock.thread = ident[0]  # it goes on when everything has happened
     held.open()
     writer.wait_for_flush_drain(30)
-    writer.put_nowait(rows([1001], schema=UNKEYED), drain=False).wait()  # leads, for the one that waits, too
+    put_undrained(writer, rows([1001], schema=UNKEYED)).wait()  # leads, for the one that waits, too
     open_writer(tmp_path, UNKEYED).abort()
     with pytest.raises(mw.FencedError):
         writer.put(rows([1002], schema=UNKEYED))
@@ -390,7 +391,7 @@ def test_a_put_that_waited_for_room_and_was_taken_is_not_told_of_a_fence(tmp_pat
 def test_timed_wait_raises_fenced_only_if_its_write_is_not_in_the_log(tmp_path: Path, is_in_the_log: bool) -> None:
     """The entry was on storage, and its leader had not said so yet: one who waits was told of a fence, the other of success."""
     writer = open_writer(tmp_path, UNKEYED)
-    ack = writer.put_nowait(rows([1], schema=UNKEYED), drain=False)
+    ack = put_undrained(writer, rows([1], schema=UNKEYED))
     reached, go_on, asked = threading.Event(), threading.Event(), threading.Event()
 
     def hold(point: str) -> None:

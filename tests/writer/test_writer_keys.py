@@ -16,7 +16,18 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal import InvalidInputError
-from tests.kit.writers import SHARD, UNKEYED, base_table, enabled_table, flushed, key_field, open_writer, rows, scanned
+from tests.kit.writers import (
+    SHARD,
+    UNKEYED,
+    base_table,
+    enabled_table,
+    flushed,
+    key_field,
+    open_writer,
+    positions_of,
+    rows,
+    scanned,
+)
 
 TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     **{f"int{b}": (getattr(pa, f"int{b}")(), [0, -1, 1, 2 ** (b - 1) - 1, -(2 ** (b - 1))]) for b in (8, 16, 32, 64)},
@@ -127,7 +138,7 @@ KEYS: dict[str, Any] = {
 def test_keys_may_be_given_in_many_ways(tmp_path: Path, kind: str) -> None:
     with open_writer(tmp_path) as writer:
         writer.put(rows([1, 2, 3]))
-        assert writer.delete(KEYS[kind]).batch_positions == range(1, 2)
+        assert positions_of(writer.delete(KEYS[kind])) == range(1, 2)
         assert scanned(writer) == {3: "a"}
 
 
@@ -143,7 +154,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path, keys: Any) -> None:
 def test_deleting_nothing_writes_nothing(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         writer.put(rows([1]))
-        assert writer.delete([]).batch_positions == range(1, 1)
+        assert positions_of(writer.delete([])) == range(1, 1)
         assert writer.stats().wal_flush_count == 1
     with pytest.raises(mw.ClosedError):
         writer.delete([])

@@ -40,16 +40,8 @@ _Outcome: TypeAlias = tuple[asyncio.Future[Any], Any, BaseException | None]
 class Begun(Protocol):
     """A write that was begun."""
 
-    @property
-    def durable(self) -> bool:
-        """Whether it is done."""
-
-    @property
-    def result(self) -> Any:
-        """What it returns once `wait` does."""
-
-    def wait(self) -> None:
-        """Return once it is done; raise what prevented it."""
+    def wait(self) -> Any:
+        """Return its result once it is done; raise what prevented it."""
 
 
 class _Call(NamedTuple):
@@ -110,9 +102,7 @@ class AsyncCalls:
             while begun:
                 call, started = begun.popleft()
                 try:
-                    if not started.durable:
-                        started.wait()
-                    told.add(call, started.result, None)
+                    told.add(call, started.wait(), None)
                 except BaseException as error:
                     told.add_failure(call, error)
         finally:

@@ -146,11 +146,15 @@ def _tracer() -> Any:
 
 
 def spanned(
-    name: str, operation: str | None = None, *, about: Callable[..., dict[str, str | int]] | None = None
+    name: str | Callable[..., str],
+    operation: str | None = None,
+    *,
+    about: Callable[..., dict[str, str | int]] | None = None,
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Put a span around every call; a read (`operation`) is timed, too.
 
     Args:
+        name: The name of the span, or a function that returns it for the arguments of a call.
         about: Returns the attributes of the span. It is called with the arguments and `result=None` before the call, and
             again with the result unless that is None. It is not called if nothing is traced.
     """
@@ -163,7 +167,8 @@ def spanned(
             if _TRACES not in sys.modules or (tracer := _tracer()) is None:
                 return timed(*args, **options)
             known = None if about is None else about(*args, result=None, **options)
-            with tracer.start_as_current_span(name, attributes=known) as span:
+            title = name if isinstance(name, str) else name(*args, **options)
+            with tracer.start_as_current_span(title, attributes=known) as span:
                 result = timed(*args, **options)
                 if about is not None and result is not None:
                     span.set_attributes(about(*args, result=result, **options))

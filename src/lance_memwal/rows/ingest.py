@@ -62,7 +62,7 @@ def reread(data: Any) -> Any:
     """`data`, so that it may be read more than once: an iterator, or a stream of another library, is read now."""
     if isinstance(data, Iterator):
         return list(data)
-    if hasattr(data, "__arrow_c_stream__") and not isinstance(data, (pa.Table, pa.ChunkedArray)):
+    if hasattr(data, "__arrow_c_stream__") and not isinstance(data, (pa.RecordBatch, pa.Table, pa.ChunkedArray)):
         try:
             return _from_foreign(data)
         except InvalidInputError:  # one column, such as a Polars series, which can be read again

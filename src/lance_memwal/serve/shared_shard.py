@@ -25,7 +25,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_timeout
 from lance_memwal.clock import RETRY, SYSTEM_CLOCK
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import (
@@ -39,14 +38,12 @@ from lance_memwal.errors import (
 )
 from lance_memwal.log.epochs import IDLE_SECONDS
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.transactions import as_transaction
 from lance_memwal.memtable import live
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.turns import TURN_SECONDS, Turn
 from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.schema import TableSchema
@@ -63,9 +60,9 @@ from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, Transaction
 from lance_memwal.upkeep.tails import may_be_claimed
-from lance_memwal.write.changes import Settings
 from lance_memwal.write.life import Parked
-from lance_memwal.write.results import WriteResult
+from lance_memwal.write.request import NowaitWritable, Write
+from lance_memwal.write.results import ShardWrite, WriteResult
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
@@ -109,25 +106,18 @@ class _OwnedShard:
         return perform(self.writer, request, txn)
 
 
-class _DoneAck(Ack):
-    """The durability of a write that was waited for."""
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A write that was waited for."""
 
-    __slots__ = ()
+    result: WriteResult
+    durable: bool = True
 
-    def __init__(self, result: WriteResult) -> None:
-        self.result = result
-
-    @property
-    def durable(self) -> bool:
-        """It is."""
-        return True
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return at once."""
-        check_timeout(timeout)
+    def wait(self, timeout: float | None = None) -> WriteResult:  # noqa: ARG002
+        return self.result
 
 
-class SharedShard:
+class SharedShard(NowaitWritable):
     """The verbs of one shard, wherever it is owned. Threads may share it."""
 
     def __init__(self, table: SharedTable, shard_id: str, parked: Parked | None = None) -> None:
@@ -164,66 +154,38 @@ class SharedShard:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def put(
-        self,
-        data: list[pa.RecordBatch],
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-        if_absent: bool = False,
-        where: FilterLike | None = None,
-    ) -> WriteResult:
-        """See `ShardWriter.put`; durable once it returns."""
-        options = {"missing": missing, "if_absent": if_absent, "where": self._text(where)}
-        whole = txn is None and not if_absent and where is None and missing != "keep" and self._table.is_plain
-        result = self._write(Request("put", (data,), options, is_plain=whole), txn)
-        return _told(result, sum(batch.num_rows for batch in data)) if whole else result
+    def _apply(self, write: Write) -> WriteResult:
+        if write.kind == "compare_and_set":
+            schema = self._table.schema()
+            named = one_key(write.key, schema)
+            rows = [_one_row(named, row, schema) for row in (write.expected, write.rows)]
+            is_set: bool = self._perform(Request("compare_and_set", ([named], *rows)), write.txn)
+            return WriteResult.of({self.shard_id: ShardWrite(range(0), int(is_set))})
+        request = self._request(write)
+        result: WriteResult = self._perform(request, write.txn)
+        whole = write.txn is None and self._table.is_plain and (write.is_plain or write.kind == "insert")
+        if whole and result.skipped:  # a repeat of our own: the attempt before wrote it
+            return WriteResult.of({self.shard_id: ShardWrite(range(0), sum(len(batch) for batch in write.rows))})
+        return result
 
-    def insert(
-        self,
-        data: list[pa.RecordBatch],
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-    ) -> WriteResult:
-        """See `ShardWriter.insert`."""
-        result = self._write(Request("insert", (data,), {"missing": missing}), txn)
-        whole = txn is None and self._table.is_plain
-        return _told(result, sum(batch.num_rows for batch in data)) if whole else result
-
-    def update(
-        self, data: list[pa.RecordBatch], *, txn: Transaction | tuple[str, int] | None = None, insert: bool = False
-    ) -> WriteResult:
-        """See `ShardWriter.update`."""
-        return self._write(Request("update", (data,), {"insert": insert}), txn)
-
-    def update_matching(
-        self, keys: pa.Table, where: FilterLike, settings: Settings, txn: Transaction | tuple[str, int] | None
-    ) -> WriteResult:
-        """See `ShardWriter.update_matching`."""
-        given = None if settings.given is None else [settings.given]
-        options = {"where": self._text(where), "set": dict(settings.sql)}
-        return self._write(Request("update_matching", (keys.to_batches(), given), options), txn)
-
-    def delete(
-        self,
-        keys: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        count: bool = False,
-        sequence: Any = None,
-    ) -> WriteResult:
-        """See `ShardWriter.delete`; `sequence` is a value of Arrow's."""
-        beside = None if sequence is None else [pa.record_batch({"sequence": pa.array([sequence])})]
-        result = self._write(Request("delete", (list(keys), beside), {"count": count}), txn)
-        whole = txn is None and not count and self._table.is_plain
-        return _told(result, sum(batch.num_rows for batch in keys)) if whole else result
-
-    def delete_matching(
-        self, keys: pa.Table, where: FilterLike, txn: Transaction | tuple[str, int] | None
-    ) -> WriteResult:
-        """See `ShardWriter.delete_matching`."""
-        return self._write(Request("delete_matching", (keys.to_batches(),), {"where": self._text(where)}), txn)
+    def _request(self, write: Write) -> Request:
+        where = self._text(write.where)
+        if write.found is not None:
+            keys = write.found.to_batches()
+            if write.kind == "delete":
+                return Request("delete_matching", (keys,), {"where": where})
+            settings = write.settings(self._table.schema())
+            given = None if settings.given is None else [settings.given]
+            return Request("update_matching", (keys, given), {"where": where, "set": dict(settings.sql)})
+        rows = list(write.rows)
+        if write.kind == "put":
+            options = {"missing": write.missing, "if_absent": write.if_absent, "where": where}
+            is_plain = write.is_plain and write.txn is None and self._table.is_plain
+            return Request("put", (rows,), options, is_plain=is_plain)
+        if write.kind == "delete":
+            beside = None if write.sequence is None else [pa.record_batch({"sequence": pa.array([write.sequence])})]
+            return Request("delete", (rows, beside), {"count": write.count})
+        return Request(write.kind, (rows,), {"insert": write.insert} if write.kind == "update" else {})
 
     def _text(self, where: FilterLike | None) -> str | None:
         """A filter as SQL, since it may be sent to another process."""
@@ -235,27 +197,13 @@ class SharedShard:
             "a shared writer may send a filter to another process; write it as SQL text or mw.where(...)"
         )
 
-    def compare_and_set(
-        self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
-    ) -> bool:
-        """See `ShardWriter.compare_and_set`."""
-        schema = self._table.schema()
-        named = one_key(key, schema)
-        rows = [_one_row(named, row, schema) for row in (expected, new)]
-        done: bool = self._perform(Request("compare_and_set", ([named], *rows)), txn)
-        return done
-
-    def _write(self, request: Request, txn: Transaction | tuple[str, int] | None) -> WriteResult:
-        result: WriteResult = self._perform(request, txn)
-        return result
-
-    def _perform(self, request: Request, txn: Transaction | tuple[str, int] | None, *, marked: bool = True) -> Any:
+    def _perform(self, request: Request, txn: Transaction | None, *, marked: bool = True) -> Any:
         """What the owner of the shard does with a write, once, however many owners are asked.
 
         After an owner was lost in the midst of it nobody is told that nothing happened.
         """
         deadline, attempt, was_lost = Deadline(SYSTEM_CLOCK), 0, False
-        given, mark = as_transaction(txn), None
+        given, mark = txn, None
         while True:
             way = None
             try:
@@ -300,19 +248,9 @@ class SharedShard:
                 )
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
 
-    def put_nowait(
-        self,
-        data: list[pa.RecordBatch],
-        *,
-        missing: Missing | None = None,
-        drain: bool = True,  # noqa: ARG002
-    ) -> Ack:
-        """`put`: a write that may be repeated elsewhere is waited for, so that its outcome is known."""
-        return _DoneAck(self.put(data, missing=missing))
-
-    def delete_nowait(self, keys: Any, *, drain: bool = True) -> Ack:  # noqa: ARG002
-        """`delete`; see `put_nowait`."""
-        return _DoneAck(self.delete(keys))
+    def _begin(self, write: Write, *, drain: bool = True) -> Ack:  # noqa: ARG002
+        """Apply it: a write that may be repeated elsewhere is waited for, so that its outcome is known."""
+        return Ack([_Done(self._apply(write))])
 
     # ------------------------------------------------------------------------------------------------------ the owner
 
@@ -551,8 +489,3 @@ def _one_row(named: pa.RecordBatch, row: Any, schema: TableSchema) -> list[pa.Re
     if isinstance(row, dict):
         row = [{**named.to_pylist()[0], **row}]
     return to_batches(row, schema.columns, whole=True)
-
-
-def _told(result: WriteResult, rows: int) -> WriteResult:
-    """What became of a whole write: a repeat of our own that was skipped was written by the attempt before."""
-    return result._replace(skipped=False, written=rows) if result.skipped else result

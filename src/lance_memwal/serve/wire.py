@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -35,9 +35,10 @@ from lance_memwal.rows.ipc_frames import asked_bytes, stream_of
 from lance_memwal.rows.validity import validate
 from lance_memwal.serve.numbers import numbers_of
 from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.types import EntryTransaction, Transaction
-from lance_memwal.write.changes import Settings, Terms
-from lance_memwal.write.results import WriteResult
+from lance_memwal.types import TOMBSTONE, EntryTransaction, Transaction
+from lance_memwal.write.changes import Terms
+from lance_memwal.write.request import Write, apply_to
+from lance_memwal.write.results import ShardWrite, WriteResult
 
 _LENGTH = struct.Struct("<I")
 _JSON = json.JSONEncoder(separators=(",", ":"))
@@ -94,14 +95,16 @@ def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> W
         case "update":
             return writer.update(parts[0], txn=txn, insert=options["insert"])
         case "append":
-            return writer.append(parts[0] or [], Terms(**options), txn)
+            return apply_to(writer, _append(parts[0] or [], Terms(**options), txn))
         case "insert":
-            return writer.insert(parts[0], txn=txn, missing=options["missing"])
+            return writer.insert(parts[0], txn=txn)
         case "update_matching":
-            settings = Settings(options["set"], None if parts[1] is None else parts[1][0])
-            return writer.update_matching(_table(parts[0]), options["where"], settings, txn)
+            values = {name: value[0] for batch in parts[1] or () for name, value in _columns(batch)}
+            where, set_ = options["where"], options["set"]
+            found = _table(parts[0])
+            return apply_to(writer, Write("update", where=where, set=set_, values=values, txn=txn, found=found))
         case "delete_matching":
-            return writer.delete_matching(_table(parts[0]), options["where"], txn)
+            return apply_to(writer, Write("delete", where=options["where"], txn=txn, found=_table(parts[0])))
         case "compare_and_set":
             key = _table(parts[0]).to_pylist()[0]
             return writer.compare_and_set(key, parts[1], parts[2], txn=txn)
@@ -122,9 +125,31 @@ def perform_together(
     writer: ShardWriter, request: Request, marks: Sequence[EntryTransaction]
 ) -> list[WriteResult | Exception]:
     """What the writer does with puts that share a message: whole rows, in one batch, each put with its own mark."""
+    results: list[WriteResult | Exception] = []
     if request.verb != "put" or len(request.parts) != 1 or not request.parts[0] or len(request.parts[0]) != 1:
         raise InvalidInputError("only puts of whole rows share a message")
-    return writer.put_together(request.parts[0][0], marks, request.options.get("missing"))
+    for mark in marks:
+        rows = request.parts[0][0].slice(mark.first_row, mark.num_rows)
+        try:
+            results.append(writer.put(rows, txn=mark.txn, missing=request.options.get("missing")))
+        except Exception as error:
+            results.append(error)
+    return results
+
+
+def _append(batches: Rows, terms: Terms, txn: Transaction | None) -> Write:
+    """Rows of a sink as a write; without tombstones and conditions they are a put."""
+    batches = [batch for batch in batches if batch.num_rows]
+    flags = [batch.column(TOMBSTONE) for batch in batches if TOMBSTONE in batch.schema.names]
+    if terms.need_a_look or any(flag.true_count for flag in flags):
+        return Write("append", batches, terms=terms, txn=txn)
+    names = [[name for name in batch.schema.names if name != TOMBSTONE] for batch in batches]
+    live = [batch.select(names) for batch, names in zip(batches, names, strict=True)]
+    return Write("put", live, terms.missing, txn=txn)
+
+
+def _columns(batch: pa.RecordBatch) -> Iterable[tuple[str, pa.Array]]:
+    return zip(batch.schema.names, batch.columns, strict=True)
 
 
 def _table(rows: Rows | None) -> pa.Table:
@@ -351,8 +376,17 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def _told(result: WriteResult) -> dict[str, Any]:
-    positions, has_rejected = result.batch_positions, bool(result.rejected)
-    told = [positions.start, positions.stop, result.skipped, result.written, result.matched, has_rejected]
+    ((shard_id, done),) = result.shards.items()
+    has_rejected = done.rejected is not None
+    told = [
+        done.positions.start,
+        done.positions.stop,
+        result.skipped,
+        result.written,
+        result.matched,
+        has_rejected,
+        shard_id,
+    ]
     return {"result": told}
 
 
@@ -388,6 +422,7 @@ def _result_of(told: Mapping[str, Any], body: memoryview) -> Any:
         return errors.rebuilt(_KINDS.get(kind, MemWalError), (str(text),), known)
     if "result" not in told:
         return told.get("plain")
-    start, stop, skipped, written, matched, has_rejected = told["result"]
+    start, stop, skipped, written, matched, has_rejected, shard_id = told["result"]
     rejected = pa.Table.from_batches(_read(bytes(body))) if has_rejected else None
-    return WriteResult(range(start, stop), skipped, written, rejected, matched)
+    done = ShardWrite(range(start, stop), written, matched, rejected, skipped)
+    return WriteResult.of({str(shard_id): done}, counts=matched is not None)

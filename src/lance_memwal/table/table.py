@@ -49,17 +49,15 @@ from lance_memwal.read.scan import Pickled, Read
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import Consistency, Tiers
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.notebook import html_of
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import choose_maintained, with_names
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.table.verbs import EVERY_ROW, KeptWriter, check_mode, rows_or_filter
+from lance_memwal.table.verbs import KeptWriter
 from lance_memwal.table.writers import OnFenced, open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
-from lance_memwal.types import Transaction
 from lance_memwal.upkeep.drop import drop_table
 from lance_memwal.upkeep.folding import compact_table
 from lance_memwal.upkeep.gc import Collector
@@ -80,7 +78,8 @@ from lance_memwal.upkeep.stats import collect_stats, consumer_infos, newest_tran
 from lance_memwal.upkeep.tails import ShardOpener, flush_live, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
-from lance_memwal.write.results import RoutedResult
+from lance_memwal.write.request import Writable, Write
+from lance_memwal.write.results import WriteResult
 
 if TYPE_CHECKING:
     from datafusion import SessionContext
@@ -105,7 +104,7 @@ def open_table(
 _FLUSH_SECONDS = 60.0  # how long `maintain` waits for the flush of a writer of this process
 
 
-class Table(WholeTable):
+class Table(WholeTable, Writable):
     """A Lance table with a write path in front: fresh reads over all tiers, writers for its shards."""
 
     def __init__(self, location: Location, base: BaseTable) -> None:
@@ -229,75 +228,13 @@ class Table(WholeTable):
         base = with_names(self._newest.with_index())
         return ShardWriter.of_table(base, shard_settings(base, shard_id, config, overrides), routed=False)
 
-    def add(
-        self,
-        data: Any,
-        mode: Literal["append"] = "append",
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-    ) -> RoutedResult:
-        """Add rows; durable once it returns. It replaces none: with a primary key, a key that is there, or comes twice, is an
-        `InvalidInputError`, and nothing is written (of its shard). `upsert` replaces rows. `missing`: see `ShardWriter.put`.
-        """
-        check_mode(mode)
-        if self.primary_key:
-            return self._kept.write(lambda writer, rows: writer.insert(rows, txn=txn, missing=missing), data)
-        return self._kept.write(lambda writer, rows: writer.put(rows, txn=txn, missing=missing), data)
-
-    def upsert(
-        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
-    ) -> RoutedResult:
-        """Insert rows, or replace those that have their keys; durable once it returns. See `ShardWriter.put`."""
-        self._newest.known.columns.need_key()
-        return self._kept.write(lambda writer, rows: writer.put(rows, txn=txn, missing=missing), data)
-
-    def update(
-        self,
-        data: Any = None,
-        values: Mapping[str, Any] | None = None,
-        *,
-        where: FilterLike | None = None,
-        set: Mapping[str, str] | None = None,  # noqa: A002
-        insert: bool = False,
-        txn: Transaction | tuple[str, int] | None = None,
-    ) -> RoutedResult:
-        """Change columns of rows that are there; all others stay. Durable once it returns.
-
-        `update(rows)` changes the columns that the rows give; a key that is not there is an `InvalidInputError`, or with
-        `insert` inserted. `update(filter, values)` sets columns to values in all rows for which the SQL filter is true,
-        `set={column: expression}` to what SQL makes of the row; without a filter in all rows. `matched` says how many.
-        """
-        given, condition = rows_or_filter(data, where)
-        if condition is None and (set is not None or values is not None):
-            condition = EVERY_ROW
-        return self._kept.write(
-            lambda writer, rows: writer.update(rows, where=condition, set=set, values=values, insert=insert, txn=txn),
-            given,
-        )
-
-    def delete(
-        self,
-        keys: Any = None,
-        *,
-        where: FilterLike | None = None,
-        count: bool = False,
-        sequence: Any = None,
-        txn: Transaction | tuple[str, int] | None = None,
-    ) -> RoutedResult:
-        """Delete rows; durable once it returns. One text is an SQL filter (`delete("id = 3")`), and `matched` says how many
-        rows it met; everything else is keys (`delete([3])`, `delete(["a"])`), see `ShardWriter.delete`.
-        """
-        named, condition = rows_or_filter(keys, where)
-        return self._kept.write(
-            lambda writer, some: writer.delete(some, where=condition, count=count, sequence=sequence, txn=txn), named
-        )
+    def _apply(self, write: Write) -> WriteResult:
+        return self._kept.apply(write)
 
     def close(self) -> None:
-        """Close the writer that `add`, `upsert`, `update` and `delete` opened; they open another one when they are used again.
+        """Close the writer that the write verbs opened; they open another one when they are called again.
 
-        What they acknowledged is durable without it. A table that nobody closes closes its writer after a minute without
-        writes.
+        What they acknowledged is durable without it. The writer closes itself after a minute without writes.
         """
         self._kept.close()
 

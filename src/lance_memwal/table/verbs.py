@@ -1,6 +1,6 @@
-"""The verbs of a table itself: the writer that is kept for them, and how they understand what they are given.
+"""The writer that a table keeps for its write verbs.
 
-Owns `KeptWriter`, `rows_or_filter` and `check_mode`. Invariants:
+Owns `KeptWriter`. Invariants:
 
 1. It shares: a verb goes to whoever owns a shard, and fences no living writer.
 2. It is opened by the first verb, and closed by `close` or after a minute without one. What a verb acknowledged is durable
@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
-from lance_memwal.arguments import check_choice
 from lance_memwal.errors import InvalidInputError, TableReplacedError, WriterPoisonedError
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.process.held import Held
-from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.ingest import reread
 from lance_memwal.rows.sharding import Manual
 from lance_memwal.table_writer import TableWriter
-from lance_memwal.write.results import RoutedResult
+from lance_memwal.write.request import Write, apply_to
+from lance_memwal.write.results import WriteResult
 
-EVERY_ROW = "true"
 IDLE_SECONDS = 60.0
 _LOG = logging.getLogger(__name__)
 
@@ -41,19 +37,18 @@ class KeptWriter:
         self._open_shared = open_shared
         self._held = Held("the writer of the table", self._open, _close, idle_seconds=idle_seconds)
 
-    def write(self, call: Callable[[TableWriter, Any], RoutedResult], data: Any = None) -> RoutedResult:
-        """What `call` does with the writer and the rows or keys in `data`, which it may be given twice."""
-        rows = reread(data)
+    def apply(self, write: Write) -> WriteResult:
+        """Apply a write, a second time if its first attempt did not know a column of the table."""
         with self._held.use() as writer:
             try:
-                return call(writer, rows)
+                return apply_to(writer, write)
             except (TableReplacedError, WriterPoisonedError):
                 self._held.close()  # at the end of this use; the next verb opens another one
                 raise
             except InvalidInputError:
                 if not writer.follow_columns():
                     raise
-            return call(writer, rows)
+            return apply_to(writer, write)
 
     def close(self) -> None:
         """Close the writer, once no verb runs; the next verb opens another one."""
@@ -65,25 +60,6 @@ class KeptWriter:
                 "rows of a table with manual shards go to the shard that you name: use Table.shard_writer(shard_id)"
             )
         return self._open_shared()
-
-
-def rows_or_filter(given: Any, where: FilterLike | None) -> tuple[Any, FilterLike | None]:
-    """The rows or keys, and the filter: one text in their place is a filter, as other tables have it."""
-    if not isinstance(given, str):
-        return given, where
-    if where is not None:
-        raise InvalidInputError("two filters are given: one text alone is a filter; give one key as [key]")
-    return None, given
-
-
-def check_mode(mode: object) -> None:
-    """Return only if this is how rows are added."""
-    if mode == "overwrite":
-        raise InvalidInputError(
-            "add(mode='overwrite') would replace all rows, which is not one step here: delete('true') and add, or drop() "
-            "and create_table"
-        )
-    check_choice("mode", mode, ("append",))
 
 
 def _close(writer: TableWriter) -> None:

@@ -21,7 +21,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.blobs import bytes_of
 from lance_memwal.rows.filter import FilterLike, RowExpressions, RowFilter
 from lance_memwal.rows.fit import Missing, fills_missing, keeps_missing
-from lance_memwal.rows.ingest import key_batch, refuse_missing, reread, to_batches, to_parts, with_rows
+from lance_memwal.rows.ingest import key_batch, refuse_missing, to_batches, to_parts, with_rows
 from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
@@ -71,8 +71,6 @@ def put(
     data: Any, missing: Missing | None, *, if_absent: bool = False, where: FilterLike | None = None
 ) -> Callable[[Fitting], Change]:
     """A put with conditions, or one that keeps what its rows leave out."""
-    check_flag("if_absent", if_absent)
-    data = reread(data)
 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
@@ -85,17 +83,12 @@ def put(
     return change
 
 
-def insert(data: Any, missing: Missing | None) -> Callable[[Fitting], Change]:
+def insert(data: Any) -> Callable[[Fitting], Change]:
     """Rows of keys that are not there."""
-    if keeps_missing(missing):
-        raise InvalidInputError("a row that is inserted has nothing to keep: missing is 'error' or 'null'")
-    data = reread(data)
 
     def change(fitting: Fitting) -> Change:
-        schema = fitting.schema
-        fill = fills_missing(missing, schema)
-        batches = to_batches(data, schema.columns, whole=not fill)
-        return _change(fitting, batches, (MustBeNew(schema.need_key()),), fill)
+        rules = (MustBeNew(fitting.schema.need_key()),)
+        return _change(fitting, to_batches(data, fitting.schema.columns, whole=True), rules, fill=False)
 
     return change
 
@@ -198,8 +191,6 @@ def _separated(fitting: Fitting, part: Part) -> list[Part]:
 
 def update(data: Any, *, insert: bool) -> Callable[[Fitting], Change]:
     """The columns that are given change, the others stay."""
-    check_flag("insert", insert)
-    data = reread(data)
 
     def change(fitting: Fitting) -> Change:
         rules = () if insert else (MustExist(fitting.schema.primary_key),)
@@ -225,7 +216,6 @@ def _change(
 
 def delete(keys: Any, *, count: bool, sequence: Any = None) -> Callable[[Fitting], Change]:
     """A delete that meets live rows: it counts them, or comes too late for them."""
-    keys = reread(keys)
 
     def change(fitting: Fitting) -> Change:
         fitting.schema.need_key()
@@ -365,11 +355,14 @@ class Settings:
         return [*self.sql, *([] if self.given is None else self.given.schema.names)]
 
 
-def updated_where(keys: pa.Table, where: FilterLike, settings: Settings) -> Callable[[Fitting], Change]:
+def updated_where(
+    keys: pa.Table, where: FilterLike, settings_of: Callable[[TableSchema], Settings]
+) -> Callable[[Fitting], Change]:
     """Set columns of the rows of `keys` for which the filter is true when they are set."""
 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
+        settings = settings_of(schema)
         named, numbers = _named(fitting, keys)
         kept = tuple(
             name for name in schema.columns.names if name not in settings.names and name not in schema.primary_key

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lance_memwal.log.transactions import as_transaction
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.rows.fit import Fitted, Missing
-from lance_memwal.rows.ingest import reread
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import Transaction
@@ -20,7 +18,7 @@ from lance_memwal.write import changes, resolved
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.live_rows import KeysOfWrite, LookUp
 from lance_memwal.write.queue import WriteRows
-from lance_memwal.write.results import WriteResult
+from lance_memwal.write.results import ShardWrite
 from lance_memwal.write.sequences import Span, span_of
 from lance_memwal.write.shard import Shard
 from lance_memwal.write.writes import insert, with_current_columns
@@ -35,27 +33,24 @@ def put_in_order(
     look_up: LookUp,
     highest: Callable[[InMemoryMemTables], Any],
     data: Any,
-    txn: Transaction | tuple[str, int] | None,
+    txn: Transaction | None,
     missing: Missing | None,
     merge: LastWrite,
-) -> WriteResult:
+) -> ShardWrite:
     """Insert rows, without those that are late; `highest` finds the highest sequence of all tiers, once."""
-    transaction = as_transaction(txn)
 
-    given = reread(data)
-
-    def put(fitting: Fitting) -> WriteResult:
-        rows = fitting.fit(*fitting.take(given, missing))
+    def put(fitting: Fitting) -> ShardWrite:
+        rows = fitting.fit(*fitting.take(data, missing))
         span = span_of(rows.batches, merge.sequence)
         shard.sequences.know(lambda: highest(_memory(shard)))
         late = shard.sequences.is_late(span.lowest) or not (span.ascends or _has_each_key_once(rows, fitting.schema))
         if not late and shard.commits.entries.encode_rows(rows):
             try:
-                return _insert(shard, rows, span, transaction)
+                return _insert(shard, rows, span, txn)
             except _LateError:
                 pass
         change = changes.put(Fitted(rows.batches, fitting.schema), missing)(fitting)
-        return resolved.write_fitted(shard, fitting, look_up, change, transaction)
+        return resolved.write_fitted(shard, fitting, look_up, change, txn)
 
     return with_current_columns(shard, put)
 
@@ -74,7 +69,7 @@ def _memory(shard: Shard) -> InMemoryMemTables:
         return tables.capture(shard.commits.buffered)
 
 
-def _insert(shard: Shard, rows: WriteRows, span: Span, txn: Transaction | None) -> WriteResult:
+def _insert(shard: Shard, rows: WriteRows, span: Span, txn: Transaction | None) -> ShardWrite:
     def decide() -> WriteRows:
         if shard.sequences.is_late(span.lowest):
             raise _LateError

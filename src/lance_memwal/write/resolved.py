@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError
-from lance_memwal.log.transactions import as_transaction
 from lance_memwal.rows.adapt import with_flags
 from lance_memwal.rows.merging import LastWrite, order_of
 from lance_memwal.rows.schema import TableSchema
@@ -27,7 +26,7 @@ from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.live_rows import LiveRows, Look, LookUp
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.resolve import Resolved, resolve
-from lance_memwal.write.results import WriteResult
+from lance_memwal.write.results import ShardWrite
 from lance_memwal.write.shard import Shard
 from lance_memwal.write.writes import acknowledged, insert, with_current_columns
 
@@ -78,21 +77,20 @@ def write(
     shard: Shard,
     look_up: LookUp,
     change_of: Callable[[Fitting], Change],
-    txn: Transaction | tuple[str, int] | None,
-) -> WriteResult:
+    txn: Transaction | None,
+) -> ShardWrite:
     """Resolve a write and bring it into the log; in durable mode (and with `txn`) it is on storage when this returns."""
-    transaction = as_transaction(txn)
     shard.tables.need()
 
-    def write_change(fitting: Fitting) -> WriteResult:
-        return write_fitted(shard, fitting, look_up, change_of(fitting), transaction)
+    def write_change(fitting: Fitting) -> ShardWrite:
+        return write_fitted(shard, fitting, look_up, change_of(fitting), txn)
 
     return with_current_columns(shard, write_change)
 
 
 def write_fitted(
     shard: Shard, fitting: Fitting, look_up: LookUp, change: Change, txn: Transaction | None
-) -> WriteResult:
+) -> ShardWrite:
     """The same for one set of columns; `StaleRowsError` if they change before anything is inserted."""
     commits = shard.commits
     change = merged(change, fitting.merge)
@@ -101,17 +99,17 @@ def write_fitted(
     if not change.keys.values:
         with shard.health.lock:
             shard.health.refuse_writes()
-            return WriteResult(range(commits.buffered, commits.buffered), matched=0 if change.counts else None)
+            return ShardWrite(range(commits.buffered, commits.buffered), matched=0 if change.counts else None)
     end = None if txn is None else commits.repeated(txn)
     if end is not None:
         commits.make_durable(end)
-        return WriteResult(range(end, end), skipped=True)
+        return ShardWrite(range(end, end), skipped=True)
     result = _write(shard, fitting, LiveRows(shard, look_up, fitting.schema), change, txn)
     shard.count_put(started)
     return result
 
 
-def _write(shard: Shard, fitting: Fitting, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
+def _write(shard: Shard, fitting: Fitting, live: LiveRows, change: Change, txn: Transaction | None) -> ShardWrite:
     for _ in attempts(f"shard {shard.log.shard_id}", shard.clock):
         try:
             attempt = _Attempt(shard, fitting, live, change)
@@ -124,7 +122,7 @@ def _write(shard: Shard, fitting: Fitting, live: LiveRows, change: Change, txn: 
     raise AssertionError("the last attempt returns or raises")
 
 
-def _insert(shard: Shard, attempt: _Attempt, change: Change, txn: Transaction | None) -> WriteResult:
+def _insert(shard: Shard, attempt: _Attempt, change: Change, txn: Transaction | None) -> ShardWrite:
     if attempt.rows is None:
         done = acknowledged(shard, None, attempt.look.end, txn)
     else:
@@ -145,7 +143,7 @@ def _confirm_owner(shard: Shard) -> None:
         raise
 
 
-def _publish(shard: Shard, fitting: Fitting, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
+def _publish(shard: Shard, fitting: Fitting, live: LiveRows, change: Change, txn: Transaction | None) -> ShardWrite:
     """Publish rows that are too large for one entry as a generation; they are resolved when nobody else writes."""
     resolved: list[Resolved] = []
 
@@ -159,10 +157,10 @@ def _publish(shard: Shard, fitting: Fitting, live: LiveRows, change: Change, txn
 
     published = publish_bulk(shard, decide, txn)
     if published is None:
-        return WriteResult(range(0), skipped=True)
+        return ShardWrite(range(0), skipped=True)
     if not published.num_rows:
         _confirm_owner(shard)
-    return _told(WriteResult(published.positions, written=published.num_rows), resolved[-1], change)
+    return _told(ShardWrite(published.positions, written=published.num_rows), resolved[-1], change)
 
 
 def _resolved(fitting: Fitting, change: Change, look: Look) -> Resolved:
@@ -190,12 +188,7 @@ def _rows(schema: TableSchema, resolved: Resolved) -> WriteRows | None:
     return WriteRows.flagged(schema, flagged)
 
 
-def _told(done: WriteResult, resolved: Resolved, change: Change) -> WriteResult:
+def _told(done: ShardWrite, resolved: Resolved, change: Change) -> ShardWrite:
     """What was done, with what the caller is told of what was not."""
     rejected = resolved.rejected_keys if change.tells else None
-    return WriteResult(
-        done.batch_positions,
-        written=done.written,
-        rejected=rejected,
-        matched=resolved.matched if change.counts else None,
-    )
+    return ShardWrite(done.positions, done.written, resolved.matched if change.counts else None, rejected)

@@ -1,66 +1,102 @@
-"""What a write did.
-
-Owns `WriteResult`, of one shard, and `RoutedResult`, of all shards that a write went to.
-"""
+"""What a write did: `WriteResult` in all, `ShardWrite` in one shard."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
+from lance_memwal.rows.plain import to_plain
 
-class WriteResult(NamedTuple):
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShardWrite:
     """What a write did in one shard.
 
-    `batch_positions` number the batches of this writer, after those that it replayed when it was opened: one for each batch
-    that the caller gave and of which rows were written, regardless of how the log holds
-    them. `written` counts rows and tombstones. `rejected` are the
-    keys of the rows that a condition or the table's merge rejected; None if there are none. `matched` counts the live rows
-    that a delete or an update found, if the caller asked for that. `skipped`: the transaction was already applied, and
-    nothing was written.
+    Attributes:
+        positions: Numbers of the written batches. A writer numbers the batches of its callers, starting with those that it
+            replayed when it was opened, regardless of how the log holds them.
+        written: Rows and tombstones that were written.
+        matched: Live rows that an update or a delete found, if it counts them.
+        rejected: Keys of the rows that a condition or the table's merge rejected; None if there are none.
+        skipped: Whether the transaction was already applied. Then nothing was written.
     """
 
-    batch_positions: range
-    skipped: bool = False
+    positions: range
     written: int = 0
-    rejected: pa.Table | None = None
     matched: int | None = None
+    rejected: pa.Table | None = None
+    skipped: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values as JSON can hold them; `rejected` is a list of keys."""
+        return {"positions": [self.positions.start, self.positions.stop], **_plain(self)}
+
+    def __repr__(self) -> str:
+        return f"ShardWrite({_shown(self, f'positions={self.positions}')})"
 
 
-class RoutedResult(dict[str, WriteResult]):
-    """What a write did, by shard, and in all."""
+@dataclass(frozen=True, slots=True, repr=False)
+class WriteResult:
+    """What a write did, in all shards that it went to.
 
-    __slots__ = ()
+    Attributes:
+        written: Rows and tombstones that were written.
+        matched: Live rows that an update or a delete found; None if it does not count them. `delete` counts them with
+            `where=` or `count=True`.
+        rejected: Keys of the rows that a condition or the table's merge rejected; None if there are none.
+        skipped: Whether the transaction was already applied in every shard that the write went to. Then nothing was
+            written.
+        shards: The same per shard id.
+    """
 
-    @property
-    def skipped(self) -> bool:
-        """Whether its transaction was there already in every shard that it went to."""
-        return bool(self) and all(result.skipped for result in self.values())
+    written: int
+    matched: int | None
+    rejected: pa.Table | None
+    skipped: bool
+    shards: Mapping[str, ShardWrite]
 
-    @property
-    def written(self) -> int:
-        """Rows and tombstones that were written."""
-        return sum(result.written for result in self.values())
+    @classmethod
+    def of(cls, shards: Mapping[str, ShardWrite], *, counts: bool = False) -> WriteResult:
+        """The sum over shards; `counts`: the write counts the live rows that it finds, even if it went to no shard."""
+        each = shards.values()
+        matched = [done.matched for done in each if done.matched is not None]
+        rejected = [done.rejected for done in each if done.rejected is not None]
+        return cls(
+            sum(done.written for done in each),
+            sum(matched) if matched or (counts and not shards) else None,
+            pa.concat_tables(rejected) if rejected else None,
+            bool(shards) and all(done.skipped for done in each),
+            shards,
+        )
 
-    @property
-    def rejected(self) -> pa.Table | None:
-        """The keys of the rows that were kept out; None if there are none."""
-        parts = [result.rejected for result in self.values() if result.rejected is not None]
-        return pa.concat_tables(parts) if parts else None
+    @classmethod
+    def joined(cls, results: Sequence[WriteResult], *, counts: bool = False) -> WriteResult:
+        """The sum of results of one write, each of other shards."""
+        return cls.of({name: done for result in results for name, done in result.shards.items()}, counts=counts)
 
-    @property
-    def matched(self) -> int | None:
-        """The live rows that a delete or an update met; None if nobody asked."""
-        return None
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values as JSON can hold them; `rejected` is a list of keys."""
+        return {**_plain(self), "shards": {shard_id: done.to_dict() for shard_id, done in self.shards.items()}}
+
+    def __repr__(self) -> str:
+        return f"WriteResult({_shown(self)}, shards={len(self.shards)})"
 
 
-class CountedResult(RoutedResult):
-    """What a write did of which the caller asked what it met; maybe in no shard."""
+def _plain(done: ShardWrite | WriteResult) -> dict[str, Any]:
+    return {
+        "written": done.written,
+        "matched": done.matched,
+        "rejected": None if done.rejected is None else to_plain(done.rejected.to_pylist()),
+        "skipped": done.skipped,
+    }
 
-    __slots__ = ()
 
-    @property
-    def matched(self) -> int:
-        """The live rows that it met."""
-        return sum(result.matched or 0 for result in self.values())
+def _shown(done: ShardWrite | WriteResult, *first: str) -> str:
+    """The values that say something, in one line."""
+    rejected = None if done.rejected is None else done.rejected.num_rows
+    values = {"matched": done.matched, "rejected": rejected, "skipped": done.skipped or None}
+    others = [f"{name}={value}" for name, value in values.items() if value is not None]
+    return ", ".join([*first, f"written={done.written}", *others])

@@ -66,7 +66,7 @@ class MustBeNew:
         if known.any():
             raise InvalidInputError(
                 f"{_count(known)} rows that were to be inserted have a key that is there, or comes twice: "
-                f"{_named(part, known, self.key)}; nothing was written. To replace such rows: upsert, or put"
+                f"{_named(part, known, self.key)}; nothing was written. use put to replace rows"
             )
         return ~known
 
