@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,12 +25,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lance_memwal.arguments import check_timeout
-from lance_memwal.compact.policy import Background, CompactionPolicy
+from lance_memwal.compact.policy import Background
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.transactions import as_transaction
-from lance_memwal.memtable import live
 from lance_memwal.process.async_calls import AsyncCalls
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.telemetry import spanned
@@ -46,14 +44,13 @@ from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
 from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.merging import LastWrite
-from lance_memwal.serve.shared_shard import SharedShard
 from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.types import Transaction, check_shard_id
+from lance_memwal.types import Transaction
 from lance_memwal.write.changes import sequence_of
-from lance_memwal.write.life import Parked
-from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
+from lance_memwal.write.open_shards import OpenShards
 from lance_memwal.write.request import NowaitWritable, Write, apply_to, begin_on
 from lance_memwal.write.results import WriteResult
+from lance_memwal.write.shared_shards import SharedShards
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
@@ -63,21 +60,7 @@ _PARALLEL_SHARDS = 8
 T = TypeVar("T")
 
 
-Shard = ShardWriter | SharedShard
-
-
-def _owner_of(shard: Shard) -> ShardWriter | None:
-    return shard.owned if isinstance(shard, SharedShard) else shard
-
-
-def _owned(shards: OpenShards[Shard]) -> dict[str, int]:
-    """The shards that this process owns, parked ones too, each with its oldest generation that is not published."""
-    parked = {shard_id: kept.generation for shard_id, kept in shards.parked.items() if not kept.is_lost}
-    owners = {shard_id: _owner_of(shard) for shard_id, shard in shards.open.items()}
-    return {
-        **{shard_id: generation for shard_id, generation in parked.items() if shard_id not in owners},
-        **{shard_id: owner.unpublished_generation for shard_id, owner in owners.items() if owner is not None},
-    }
+Shards = OpenShards[ShardWriter] | SharedShards
 
 
 def _about_write(_: TableWriter, __: Write, *, result: WriteResult | None) -> dict[str, str | int]:
@@ -92,35 +75,21 @@ class TableWriter(Readable, NowaitWritable):
         self,
         base: BaseTable,
         reader: Reader,
-        open_shard: Callable[[str | None, Parked | None], Shard],
+        shards: Shards,
         watch: TableWatch,
-        compaction: CompactionPolicy | None = None,
-        max_open_shards: int = DEFAULT_OPEN_SHARDS,
-        max_age_seconds: float | None = None,
-        *,
-        shared: bool = False,
-        retake: bool = False,
+        compaction: Background,
     ) -> None:
         """Use `Table.writer`."""
         self._location = base.location
         self._reader = reader
         self._take_columns(base)
         self._lock = threading.RLock()
-        self._shared = shared
-        self._shards = OpenShards(
-            open_shard,
-            max_open_shards,
-            max_age_seconds,
-            retake=retake,
-            at_once=base.location.at_once(_PARALLEL_SHARDS),
-        )
-        if not shared:  # else whoever needs a parked shard takes it
-            live.keep(base.location.key, self._shards)
+        self._shards = shards
+        self._shared = isinstance(shards, SharedShards)
         self._watch = watch
-        self._compacts = compaction is not None
-        self._compaction = Background(compaction, base.location, watch.look, partial(_owned, self._shards))
+        self._compaction = compaction
         weakref.finalize(self, self._compaction.stop).atexit = False
-        weakref.finalize(self, self._shards.stop_aging).atexit = False
+        weakref.finalize(self, self._shards.stop_background).atexit = False
         self._async = AsyncCalls()
         close_in_child(self)
 
@@ -271,12 +240,11 @@ class TableWriter(Readable, NowaitWritable):
         self._shards.refuse_closed()
         self._watch.look_if_due()
 
-    def _shard_by_shard(self, parts: Mapping[str, Write], call: Callable[[Shard, Write], T]) -> list[T]:
+    def _shard_by_shard(self, parts: Mapping[str, Write], call: Callable[[Any, Write], T]) -> list[T]:
         """What `call` does with each shard and its part; in parallel where storage is remote."""
         if not parts:
             return []
-        if self._compacts:
-            self._compaction.start()
+        self._compaction.start()
         if len(parts) == 1:
             ((shard_id, part),) = parts.items()
             return [self._shards.write(shard_id, call, part)]
@@ -357,21 +325,8 @@ class TableWriter(Readable, NowaitWritable):
 
     @property
     def shard_writers(self) -> dict[str, ShardWriter]:
-        """The shard writers of this process that are open, by shard id; those that are parked are not."""
-        owners = {shard_id: _owner_of(shard) for shard_id, shard in self._shards.open.items()}
-        return {shard_id: writer for shard_id, writer in owners.items() if writer is not None}
-
-    @property
-    def owned_shards(self) -> set[str]:
-        """The shards that this process owns now: its own, or those that it serves to others."""
-        return set(_owned(self._shards))
-
-    def attend(self, shard_ids: Iterable[str | uuid.UUID]) -> set[str]:
-        """Own those of the shards that nobody owns, and serve them; returns the ones that this process owns now."""
-        for shard_id in map(check_shard_id, shard_ids):
-            self._admit()
-            self._shards.write(shard_id, lambda shard: shard.attend() if isinstance(shard, SharedShard) else True)
-        return self.owned_shards
+        """The open shard writers by shard id; parked shards have none, and a shared writer has none at all."""
+        return {} if isinstance(self._shards, SharedShards) else self._shards.open
 
     def stats(self) -> dict[str, WriteStats]:
         """What the writers of open shards did since they were opened, by shard id: puts, entries, flushes, latencies."""

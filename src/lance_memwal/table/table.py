@@ -56,7 +56,7 @@ from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import choose_maintained, with_names
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table.verbs import KeptWriter
-from lance_memwal.table.writers import OnFenced, open_writer, shard_settings
+from lance_memwal.table.writers import open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.upkeep.drop import drop_table
 from lance_memwal.upkeep.folding import compact_table
@@ -197,7 +197,6 @@ class Table(WholeTable, Writable):
         compaction: CompactionPolicy | None = DEFAULT_COMPACTION,
         max_open_shards: int = DEFAULT_OPEN_SHARDS,
         shared: bool = False,
-        on_fenced: OnFenced = "raise",
         **overrides: Any,
     ) -> TableWriter:
         """A writer that routes rows to shards; shard writers are opened when rows need them.
@@ -217,7 +216,6 @@ class Table(WholeTable, Writable):
             compaction=compaction,
             max_open_shards=max_open_shards,
             shared=shared,
-            on_fenced=on_fenced,
             overrides=overrides,
         )
 

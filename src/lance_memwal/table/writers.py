@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final
 
-from lance_memwal.arguments import check_choice, check_flag, check_instance, check_number
+from lance_memwal.arguments import check_flag, check_instance, check_number
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
+from lance_memwal.compact.policy import DEFAULT_COMPACTION, Background, CompactionPolicy
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
+from lance_memwal.memtable import live
 from lance_memwal.read.reader import Reader
-from lance_memwal.serve.shared_shard import SharedShard, SharedTable
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import with_names
 from lance_memwal.table_writer import TableWriter
+from lance_memwal.upkeep.short_logs import UNKNOWN_LENGTH, LogLength, LogLimits, ShortLogs
 from lance_memwal.write.life import Parked
-from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
+from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
+from lance_memwal.write.shared_shards import SharedShards, refuse_buffered, shared_appender
 from lance_memwal.write.table_target import with_shard, writer_config
 
-OnFenced: TypeAlias = Literal["raise", "retake"]
+_SHARED_ENTRIES: Final = 1024
+"""The entries of a shared log from which this process flushes it."""
+_PARALLEL_SHARDS: Final = 8
 
 
 def open_writer(
@@ -38,13 +44,11 @@ def open_writer(
     compaction: CompactionPolicy | None = DEFAULT_COMPACTION,
     max_open_shards: int = DEFAULT_OPEN_SHARDS,
     shared: bool = False,
-    on_fenced: OnFenced = "raise",
     overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> TableWriter:
     """A writer that routes rows to shards; see `Table.writer`."""
     check_number("max_open_shards", max_open_shards, least=1)
     check_flag("shared", shared)
-    check_choice("on_fenced", on_fenced, ("raise", "retake"))
     if compaction is not None:
         check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
     base = newest.with_index()
@@ -53,9 +57,14 @@ def open_writer(
         raise InvalidInputError(
             "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
         )
+    if shared:
+        refuse_buffered(config, overrides)
     base.check_columns()
     base = with_names(for_writing(base))
     watch = TableWatch(base)
+    if shared:
+        shards, owned = _shared_shards(base, reader, watch, settings)
+        return TableWriter(base, reader, shards, watch, Background(compaction, base.location, watch.look, owned))
 
     def open_shard(shard_id: str | None, parked: Parked | None) -> ShardWriter:
         now = watch.look()
@@ -64,40 +73,41 @@ def open_writer(
 
     age_ms = settings.max_memtable_age_ms if settings.enable_memtable else None
     age_seconds = None if age_ms is None else age_ms / 1000
-    claimed: Callable[[str | None, Parked | None], ShardWriter | SharedShard] = open_shard
-    if shared:
-        claimed = _share(base, watch, settings, open_shard)
-    return TableWriter(
-        base,
-        reader,
-        claimed,
-        watch,
-        compaction,
-        max_open_shards,
-        age_seconds,
-        shared=shared,
-        retake=on_fenced == "retake" and not shared,
-    )
+    at_once = base.location.at_once(_PARALLEL_SHARDS)
+    open_shards = OpenShards(open_shard, max_open_shards, age_seconds, at_once=at_once)
+    live.keep(base.location.key, open_shards)
+    owned = partial(_owned, open_shards)
+    return TableWriter(base, reader, open_shards, watch, Background(compaction, base.location, watch.look, owned))
 
 
-def _share(
-    base: BaseTable,
-    watch: TableWatch,
-    settings: WriterConfig,
-    open_shard: Callable[[str | None, Parked | None], ShardWriter],
-) -> Callable[[str | None, Parked | None], SharedShard]:
-    """Opens shards that are shared with other processes."""
-    if watch.table_id is None:
-        raise InvalidInputError("the table has no id, by which processes know that they share it; use shared=False")
-    table = SharedTable(
-        base.location, watch.table_id, watch.tag, base.merge is None, lambda: watch.look().columns, open_shard
-    )
+def _owned(shards: OpenShards[ShardWriter]) -> dict[str, int]:
+    """The shards that the writer owns, parked ones too, each with its oldest generation that is not published."""
+    parked = {shard_id: kept.generation for shard_id, kept in shards.parked.items() if not kept.is_lost}
+    return parked | {shard_id: writer.unpublished_generation for shard_id, writer in shards.open.items()}
 
-    def open_shared(shard_id: str | None, parked: Parked | None) -> SharedShard:
-        named = shard_id or with_shard(settings, base.sharding).shard_id
-        return SharedShard(table, str(named or SYSTEM_CLOCK.uuid4()), parked)
 
-    return open_shared
+def _shared_shards(
+    base: BaseTable, reader: Reader, watch: TableWatch, settings: WriterConfig
+) -> tuple[SharedShards, Callable[[], dict[str, int]]]:
+    """The shards of a shared writer, and what returns those that it flushed."""
+    appender = shared_appender(base, settings.replace(shard_id=None), reader.stored_rows)
+    limits = replace(LogLimits.of(settings), entries=_SHARED_ENTRIES, generations=0, maintain_seconds=0)
+    logs = ShortLogs(base.location, watch.look, _no_maintenance, limits=limits)
+
+    def note_append(shard_id: str) -> None:
+        tail = appender.appender.known_tail(shard_id)
+        logs.flush(logs.note({shard_id: UNKNOWN_LENGTH if tail is None else LogLength.of(tail)}))
+        logs.start()
+
+    default = str(with_shard(settings, base.sharding).shard_id or SYSTEM_CLOCK.uuid4())
+    linger = settings.commit_linger_ms / 1000
+    at_once = base.location.at_once(_PARALLEL_SHARDS)
+    shards = SharedShards(appender, default, note_append, logs.stop, linger_seconds=linger, at_once=at_once)
+    return shards, logs.flushed_shards
+
+
+def _no_maintenance() -> None:
+    """Shared writers flush and compact; `Table.maintain` does the rest."""
 
 
 def shard_settings(

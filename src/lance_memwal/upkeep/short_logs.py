@@ -111,7 +111,7 @@ class ShortLogs:
         self._maintained_at = clock.monotonic()
         self._flusher: TableAppender | None = None
         self._policy = self._limits.policy()
-        self._compaction = Background(self._policy, location, newest_base, self._shards_to_compact, clock)
+        self._compaction = Background(self._policy, location, newest_base, self.flushed_shards, clock)
         self._flushes, self._upkeep = Task("flush", clock), Task("compact", clock)
         self._started = False
 
@@ -240,6 +240,7 @@ class ShortLogs:
         self._maintained_at = self._clock.monotonic()
         self._quietly("maintenance", self._maintain)
 
-    def _shards_to_compact(self) -> dict[str, int]:
+    def flushed_shards(self) -> dict[str, int]:
+        """The shards with generations that this process published, and how many."""
         with self._lock:
             return dict(self._flushed)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from lance_memwal.write.results import WriteResult
 if TYPE_CHECKING:
     from lance_memwal.rows.sharding import Sharding
     from lance_memwal.write.fitting import Fitting
+    from lance_memwal.write.request import Writable
 
 Guard: TypeAlias = Callable[[int], None]
 """Raises if a write must not be made. Its argument is the last position below the entry."""
@@ -77,7 +78,7 @@ class QueuedAppend:
         guard: Guard | None = None,
         trial: Trial | None = None,
         routed_by: Sharding | None = None,
-        forward: Callable[[Any], WriteResult] | None = None,
+        forward: Callable[[Writable], WriteResult] | None = None,
     ) -> None:
         """`make_source` fits the write to the columns of a base version. `trial` is that of a call with several attempts.
         `routed_by` is the sharding that chose the shard for the rows. `forward` makes the same write with a `ShardWriter`."""
@@ -107,7 +108,7 @@ class QueuedAppend:
             self._source, self._fitting = self.make_source(fitting), fitting
         return self._source
 
-    def forward(self, shard_id: str, writer: Any) -> AppendResult:
+    def forward(self, shard_id: str, writer: Writable) -> AppendResult:
         """Make the write with an exclusive writer of this process."""
         if self.guard is not None or self._forward is None:
             raise ConflictError(

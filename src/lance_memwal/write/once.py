@@ -31,10 +31,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -94,7 +93,7 @@ from lance_memwal.write.changes import Change, Terms, appended, merged
 from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.flush import publish
-from lance_memwal.write.request import Write
+from lance_memwal.write.request import Writable, Write, apply_to
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
 
@@ -202,8 +201,8 @@ class OnceAppender:
         config: WriterConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`config` replaces the settings of the table. `max_entry_bytes` is the size from which rows become a generation instead of a WAL entry; default: the table's
-        setting, at most 64 MiB.
+        """`config` replaces the settings of the table. `max_entry_bytes` is the size from which rows become a generation
+        instead of a WAL entry; default: that of the settings, at most 64 MiB.
 
         `look_up` finds rows on storage, which conditions need, and all appends to a table with a merge.
         """
@@ -346,14 +345,17 @@ class OnceAppender:
                 return RowSource(lambda: fixed, is_fixed=True)
             return self.resolved(fitting, appended(given, terms)(fitting))
 
-        def forward(writer: Any) -> WriteResult:
-            done: WriteResult = writer.append(given, terms, txn)
-            return done
+        def forward(writer: Writable) -> WriteResult:
+            fitting = self._version.fitting("", routed=True)
+            live = None if terms.need_a_look else fitting.all_live(given)
+            if live is None:
+                return apply_to(writer, Write("append", given, terms=terms, txn=txn))
+            return apply_to(writer, Write("put", live, terms.missing, txn=txn))
 
         return QueuedAppend(source, txn, guard, trial, routed_by, forward)
 
-    def queued_write(self, write: Write, forward: Callable[[Any], WriteResult]) -> QueuedAppend:
-        """A write of a caller as a value to queue. `forward` makes it with an exclusive writer of this process."""
+    def queued_write(self, write: Write) -> QueuedAppend:
+        """A write of a caller as a value to queue."""
 
         def source(fitting: Fitting) -> RowSource:
             if write.needs_lookup(fitting.merge):
@@ -361,13 +363,15 @@ class OnceAppender:
             if write.kind == "delete":
                 rows = fitting.tombstones(write.rows)
             else:
-                batches, fill, size = fitting.take(write.rows, write.missing)
-                rows = fitting.fit(batches, fill, size)
+                batches, fill = fitting.take(write.rows, write.missing)
+                rows = fitting.fit(batches, fill)
             memory = fitting.schema.memory
             fixed = AppendedRows([with_flags(*part, memory) for part in zip(rows.batches, rows.flags, strict=True)])
             return RowSource(lambda: fixed, is_fixed=True)
 
-        return QueuedAppend(source, write.txn, routed_by=self._version.sharding, forward=forward)
+        return QueuedAppend(
+            source, write.txn, routed_by=self._version.sharding, forward=lambda writer: apply_to(writer, write)
+        )
 
     def prepare(self, shard_id: str, write: QueuedAppend) -> None:
         """Fit a write to the columns of the table now, so that its caller gets its errors before it is queued."""

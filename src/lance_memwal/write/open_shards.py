@@ -334,7 +334,7 @@ class OpenShards(Generic[W]):
         later = [due for due in owing.values() if due > now]
         return min(later, default=now + age) - now if owing else None
 
-    def stop_aging(self) -> None:
+    def stop_background(self) -> None:
         """Flush no parked shard by itself any more; may be called anywhere."""
         self._aging.cancel()
 
@@ -393,7 +393,7 @@ class OpenShards(Generic[W]):
     def _end(self, end: Callable[[W], None], *, flushes: bool) -> list[Exception]:
         is_first, self.closed = not self.closed, True
         self._ended = self._ended or not flushes
-        self.stop_aging()
+        self.stop_background()
         try:
             failures = self._end_open(end, flushes=flushes)
             return [*failures, *self._close_parked()] if is_first and flushes and not is_on_top() else failures

@@ -29,7 +29,7 @@ from lance_memwal.process.trial import tried_in_order
 from lance_memwal.write.admission import StoredLookUp
 from lance_memwal.write.append_queue import AppendResult, QueuedAppend
 from lance_memwal.write.once import OnceAppender
-from lance_memwal.write.request import NowaitWritable, Write, apply_to
+from lance_memwal.write.request import NowaitWritable, Write
 from lance_memwal.write.results import ShardWrite, WriteResult
 from lance_memwal.write.stats import StatsHandle, WriteStats
 from lance_memwal.write.table_appender import TableAppender
@@ -111,7 +111,7 @@ class SharedShard(NowaitWritable):
 
     def _queue(self, write: Write) -> QueuedAppend:
         appender = self._shards.appender
-        queued = appender.appender.queued_write(write, partial(apply_to, write=write))
+        queued = appender.appender.queued_write(write)
         appender.appender.prepare(self.shard_id, queued)
         appender.queue(self.shard_id, queued)
         return queued
@@ -145,14 +145,16 @@ class SharedShards:
         appender: TableAppender,
         default_shard: str,
         note_append: Callable[[str], None],
+        stop_flushes: Callable[[], None],
         *,
         linger_seconds: float,
         at_once: int,
     ) -> None:
-        """`note_append` is called after each append, with the shard."""
+        """`note_append` is called after each append, with the shard; `stop_flushes` ends what it began."""
         self.appender = appender
         self.note_append = note_append
         self.closed = False
+        self._stop_flushes = stop_flushes
         self._default = default_shard
         self._linger_seconds = min(linger_seconds, _MAX_LINGER_SECONDS)
         self._at_once = at_once
@@ -250,6 +252,7 @@ class SharedShards:
         if self.closed:
             return []
         self.closed = True
+        self._stop_flushes()
         self._ticker.stop()
 
         def failure(shard_id: str) -> Exception | None:
@@ -261,6 +264,11 @@ class SharedShards:
 
         found = in_order(failure, self.names(), self._at_once, "memwal-close")
         return [error for error in found if error is not None]
+
+    def stop_background(self) -> None:
+        """Stop the background work; may be called anywhere."""
+        self._ticker.cancel()
+        self._stop_flushes()
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
@@ -276,4 +284,3 @@ def refuse_buffered(config: WriterConfig | None, overrides: Mapping[str, Any]) -
     """Raise if the caller asks for writes that return before they are durable: a shared writer has no memory of its own."""
     if overrides.get("durable_write", True if config is None else config.durable_write) is False:
         raise InvalidInputError("durable_write=False is for exclusive writers; use put_nowait with shared=True")
-
