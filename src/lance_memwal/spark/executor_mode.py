@@ -25,7 +25,6 @@ import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError, MemWalError
-from lance_memwal.serve.wire import decode_answer, encode_error
 from lance_memwal.spark.batch_reports import BatchStats, report
 from lance_memwal.spark.calls import only_call, streaming_query
 from lance_memwal.spark.evolving import with_columns_of
@@ -33,7 +32,7 @@ from lance_memwal.spark.jobs import run_tasks
 from lance_memwal.spark.joining import known_table, lengths_of, sink_of, tidy
 from lance_memwal.spark.options import STORAGE_PREFIX, Options, told_by
 from lance_memwal.spark.pieces import Piece, Pieces, all_staged, by_shard, unstage, write_pieces
-from lance_memwal.spark.refusals import refusing
+from lance_memwal.spark.refusals import error_of, error_text, refusing
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.spark.sink import append_pieces, commit_pieces, stats_of
 from lance_memwal.spark.types import struct_type
@@ -51,7 +50,7 @@ _PIECE = pa.schema(
         ("data", pa.binary()),
         ("path", pa.string()),
         ("start", pa.int64()),
-        ("refused", pa.binary()),
+        ("refused", pa.string()),
     ]
 )
 _GROUPS_PER_CORE = 2
@@ -135,7 +134,7 @@ def _handed_in(df: Any, plan: WritePlan, job: str) -> Pieces:
         made = write_pieces(plan, job, batches)
         told = [_told_of(piece) for piece in made.pieces]
         if made.refused is not None:
-            told = [{"refused": encode_error(made.refused)}]
+            told = [{"refused": error_text(made.refused)}]
         if told:
             yield pa.RecordBatch.from_pylist(told, schema=_PIECE)
 
@@ -151,7 +150,7 @@ def _told_of(piece: Piece) -> dict[str, Any]:
 def _piece_of(answer: dict[str, Any]) -> Piece:
     refused = answer.pop("refused")
     if refused is not None:
-        decode_answer(refused)  # raises the error
+        raise error_of(refused)
     return Piece(**answer)
 
 
@@ -192,7 +191,7 @@ def _append_group(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transa
     sink.learn(claims)
     results = refusing(lambda _: list(append_pieces(plan, sink, pieces, txn, plan.sharding)), iter(()))
     if isinstance(results, MemWalError):
-        return json.dumps({"refused": encode_error(results).hex()})
+        return json.dumps({"refused": error_text(results)})
     lengths = lengths_of(sink, sorted(pieces))
     return json.dumps([asdict(_answer(result, lengths[result.shard_id])) for result in results])
 
@@ -201,7 +200,7 @@ def _told(answer: str) -> list[dict[str, Any]]:
     """What a task did, by shard; raises what it has refused."""
     found: Any = json.loads(answer)
     if isinstance(found, dict):
-        decode_answer(bytes.fromhex(found["refused"]))  # raises the error
+        raise error_of(found["refused"])
     return list(found)
 
 

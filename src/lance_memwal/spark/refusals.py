@@ -9,10 +9,12 @@ errors. What an input did wrong it does wrong each time. Invariants:
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from lance_memwal import errors
 from lance_memwal.errors import (
     ChangedKeysError,
     CorruptDataError,
@@ -20,6 +22,7 @@ from lance_memwal.errors import (
     MemWalError,
     TableReplacedError,
     UnsupportedFormatError,
+    rebuilt,
 )
 
 _PERMANENT = (ChangedKeysError, InvalidInputError, TableReplacedError, UnsupportedFormatError, CorruptDataError)
@@ -41,3 +44,14 @@ def raise_first(answers: Iterable[object]) -> None:
     for answer in answers:
         if isinstance(answer, MemWalError):
             raise answer
+
+
+def error_text(error: MemWalError) -> str:
+    """An error as text, for tasks that answer with rows or with text."""
+    return json.dumps([type(error).__name__, list(map(str, error.args)), vars(error)], default=str)
+
+
+def error_of(text: str) -> MemWalError:
+    """The error that `error_text` was given."""
+    name, arguments, attributes = json.loads(text)
+    return rebuilt(getattr(errors, name, MemWalError), tuple(arguments), attributes)
