@@ -21,7 +21,6 @@ from lance_memwal.cli import (
     maintenance,
     page,
     reading,
-    serving,
     tables,
     watching,
 )
@@ -39,7 +38,7 @@ app = typer.Typer(
 )
 _TYPED = {"ignore_unknown_options": True}  # keys may be negative numbers
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Make and fill": (tables.create, tables.enable, tables.put, tables.update, tables.delete, serving.serve),
+    "Make and fill": (tables.create, tables.enable, tables.put, tables.update, tables.delete),
     "Read": (reading.scan, reading.head, reading.get, reading.search, reading.diff, reading.snapshot),
     "Follow": (reading.changes, reading.consumers),
     "Look inside": (

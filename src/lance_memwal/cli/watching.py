@@ -27,15 +27,13 @@ from lance_memwal.cli.output import GAP, as_seconds, as_size, clean, grid, print
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
 from lance_memwal.rows.plain import to_plain
-from lance_memwal.serve.asked import OwnerSight
 from lance_memwal.table.looking import Look, Looker
 from lance_memwal.upkeep.rates import Rates, TableRates
 from lance_memwal.upkeep.reports import ShardStats
 
 _LINES_ABOVE = 10  # what is printed beside shards
 _PIPE_SHARDS = 20
-_FROM_OWNERS = ("memory", "waits", "put p99")
-_DROPPED_FIRST = ("size", "rows", "put p99", "bytes/s", "log size", "epoch", "waits", "last write", "memory")
+_DROPPED_FIRST = ("size", "rows", "bytes/s", "log size", "epoch", "last write")
 
 
 def top(
@@ -49,12 +47,12 @@ def top(
 ) -> None:
     """Watch a table: rates, tiers per shard, lags, backpressure. End with q or Ctrl-C.
 
-    It reads storage only, so that it sees all writers. What they hold in memory, and how full it is (at 100% puts wait), is
-    asked of shared writers and memwal serve; of others it is estimated by the log, with a "~".
+    It reads storage only, so it shows the work of all writers. Column "full" estimates how full the memory of the writer is: the
+    bytes in the log that are in no SSTable, divided by max_unflushed_memtable_bytes. At 100% puts wait for a flush.
     """
     console = Console(width=None if sys.stdout.isatty() else 160)
     is_live = console.is_terminal and not (once or json)
-    looks = Looker(open_for(uri, storage_option), asked=max(1, _rows_of(console)))
+    looks = Looker(open_for(uri, storage_option))
     if once:
         looks.next()
         SYSTEM_CLOCK.sleep(every_seconds)
@@ -103,11 +101,7 @@ def _say_trouble(show: Any, uri: str, problem: str, every_seconds: float, *, jso
 
 
 def _plain(look: Look) -> dict[str, Any]:
-    owners = {
-        shard: {**to_plain(sight.owner), **sight.numbers.told(), "pressure": sight.numbers.pressure}
-        for shard, sight in look.owners.items()
-    }
-    return {"time_ms": look.time_ms, "stats": to_plain(look.stats), "rates": to_plain(look.rates), "owners": owners}
+    return {"time_ms": look.time_ms, "stats": to_plain(look.stats), "rates": to_plain(look.rates)}
 
 
 # ------------------------------------------------------------------------------------------------------------- the view
@@ -165,8 +159,6 @@ def _asked(rates: TableRates | None) -> str:
 
 def _cells(look: Look, shard: ShardStats, rates: Rates) -> dict[str, str]:
     """A shard from the log to the base table, by heading."""
-    sight = look.owners.get(shard.shard_id)
-    asked = None if sight is None else sight.numbers
     return {
         "shard": shard.shard_id,
         "epoch": f"{shard.epoch}" + (" new" if rates.takeovers else ""),
@@ -174,10 +166,7 @@ def _cells(look: Look, shard: ShardStats, rates: Rates) -> dict[str, str]:
         "bytes/s": as_size(round(rates.size_bytes)),
         "in log": f"{shard.wal_lag_entries:,}",
         "log size": as_size(shard.wal_lag_bytes),
-        "memory": "" if asked is None else as_size(asked.held_bytes),
-        "full": _full(look, shard, sight),
-        "waits": "" if asked is None else f"{asked.waits:,}",
-        "put p99": "" if asked is None else f"{1000 * asked.put_p99:,.1f} ms",
+        "full": _full(look, shard),
         "SSTables": f"{shard.uncompacted_generations:,}"
         + (" due" if shard.shard_id in look.stats.compaction_due else ""),
         "rows": f"{shard.uncompacted_rows:,}",
@@ -193,15 +182,14 @@ def _ago(now_ms: int, then_ms: int | None) -> str:
     return "now" if now_ms - then_ms < 1000 else f"{as_seconds((now_ms - then_ms) / 1000)} ago"
 
 
-def _full(look: Look, shard: ShardStats, sight: OwnerSight | None) -> str:
-    if sight is not None:
-        return f"{sight.numbers.pressure:.0%}"
+def _full(look: Look, shard: ShardStats) -> str:
+    """How full the memory of the writer is, estimated from the log."""
     return f"~{shard.wal_lag_bytes / look.limit_bytes:.0%}" if look.limit_bytes else "-"
 
 
 def _fitted(shards: Sequence[dict[str, str]], width: int) -> tuple[list[str], list[list[str]]]:
     """Headings and rows that fit: shorter ids first, then without the columns that say least."""
-    names = [name for name in (shards[0] if shards else ()) if name not in _FROM_OWNERS or any(s[name] for s in shards)]
+    names = list(shards[0]) if shards else []
     rows = [dict(shard) for shard in shards]
     if _width_of(names, rows) > width:
         rows = [{**shard, "shard": shard["shard"][:8]} for shard in rows]

@@ -182,13 +182,8 @@ def loss_path(shard_id: str, position: int, token: str) -> str:
     return f"{quarantine_path(shard_id, position, token)}.json"
 
 
-def owner_path(shard_id: str, epoch: int) -> str:
-    """Where the owner of a shard, under this epoch, says how it is reached."""
-    return f"{shard_dir(shard_id)}/memwal_owner_{epoch}.json"
-
-
 def parse_owner_name(name: str) -> int | None:
-    """The epoch of an owner's file name, or None."""
+    """The epoch of an owner record, or None. Earlier versions wrote these records for shared writers."""
     match = _OWNER.fullmatch(name)
     return int(match.group(1)) if match else None
 

@@ -160,14 +160,13 @@ def _ordered(look: Look, order: str) -> list[tuple[ShardStats, Rates]]:
 
 
 def _shard_told(look: Look, shard: ShardStats, rates: Rates) -> dict[str, Any]:
-    plain, sight = to_plain(shard), look.owners.get(shard.shard_id)
+    plain = to_plain(shard)
     return {
         **plain,
         "generations": plain["generations"][-_GENERATIONS_SHOWN:],
         "generations_in_all": len(shard.generations),
         "due": shard.shard_id in look.stats.compaction_due,
         "rates": to_plain(rates),
-        "owner": None if sight is None else sight.numbers.told() | {"pressure": sight.numbers.pressure},
     }
 
 

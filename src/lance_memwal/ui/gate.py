@@ -17,13 +17,13 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from lance_memwal.arguments import digits_of
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.serve.endpoint import is_every_address
 from lance_memwal.ui.answers import Refusal, error_of
 
 if TYPE_CHECKING:
@@ -41,6 +41,15 @@ def is_loopback(host: str) -> bool:
         return host == _LOCAL_NAME or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_every_address(host: str) -> bool:
+    """Whether a host is a spelling of all addresses of this machine. A name is not one."""
+    try:
+        address = ipaddress.ip_address(socket.inet_aton(host) if re.fullmatch("[0-9a-fA-Fx.]+", host) else host)
+    except (OSError, ValueError):
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_unspecified
 
 
 def bind(host: str, port: int) -> socket.socket:

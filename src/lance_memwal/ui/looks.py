@@ -25,7 +25,6 @@ from lance_memwal.upkeep.reports import TableStats
 EVERY_SECONDS: Final = 2.0
 _KEPT: Final = 900
 _REST: Final = 4  # so many times as long as a look takes, nobody looks
-_ASKED: Final = 50
 _TIERS: Final = ("memtable", "frozen", "sstable", "compacted")
 
 
@@ -33,8 +32,7 @@ _TIERS: Final = ("memtable", "frozen", "sstable", "compacted")
 class Sample:
     """What a plot needs of one look; rates are None at the first.
 
-    Times are in seconds. `put_p50` and `put_p99` are the slowest of the owners that were asked; `latency` is the mean of the
-    calls of this process since the look before, by operation of the store.
+    `latency` is the mean seconds of the store calls of this process since the look before, by operation.
     """
 
     number: int
@@ -44,8 +42,6 @@ class Sample:
     live_rows: int | None
     lag_entries: int
     debt_generations: int
-    put_p50: float | None
-    put_p99: float | None
     latency: Mapping[str, float]
 
 
@@ -62,7 +58,7 @@ class Looks:
 
     def __init__(self, table: Table, *, every_seconds: float = EVERY_SECONDS, clock: Clock = SYSTEM_CLOCK) -> None:
         """`every_seconds` is the wait between looks, at least; 0: none."""
-        self._looker = Looker(table, asked=_ASKED, live_rows=True, clock=clock)
+        self._looker = Looker(table, live_rows=True, clock=clock)
         self._every_seconds = every_seconds
         self._clock = clock
         self._turn = threading.Lock()
@@ -106,7 +102,6 @@ class Looks:
 
 def _sample(number: int, look: Look, before: Seen | None) -> Sample:
     stats, rates = look.stats, look.rates
-    asked = [sight.numbers for sight in look.owners.values() if sight.numbers.puts]
     return Sample(
         number=number,
         time_ms=look.time_ms,
@@ -115,8 +110,6 @@ def _sample(number: int, look: Look, before: Seen | None) -> Sample:
         live_rows=stats.live_rows,
         lag_entries=stats.wal_lag_entries,
         debt_generations=stats.uncompacted_generations,
-        put_p50=max((numbers.put_p50 for numbers in asked), default=None),
-        put_p99=max((numbers.put_p99 for numbers in asked), default=None),
         latency=_latency({} if before is None else before.look.stats.store_calls, stats.store_calls),
     )
 

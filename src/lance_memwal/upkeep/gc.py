@@ -235,6 +235,16 @@ class Collector:
         yield from self._manifests(shard, grace_ms)
         yield from self._deletes(shard, grace_ms)
         yield from self._roll_ups(shard, grace_ms)
+        yield from self._owner_records(shard, grace_ms)
+
+    def _owner_records(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
+        """Owner records of earlier epochs, which earlier versions wrote for shared writers."""
+        oldest_ms = self._clock.now_ms() - grace_ms
+        for item in shard.objects:
+            directory, _, name = item.path.rpartition("/")
+            epoch = paths.parse_owner_name(name) if directory == paths.shard_dir(shard.shard_id) else None
+            if epoch is not None and epoch < shard.newest.writer_epoch and item.modified_ms <= oldest_ms:
+                yield CollectedObject(item.path, item.size_bytes, "owner")
 
     def _roll_ups(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
         """Copies of generations that development versions wrote; other names in their directory stay."""
@@ -413,8 +423,8 @@ def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, thr
         listed = any(sstable.path == name for sstable in newest.sstables)
         compacted = item.kind == "orphan" or (generation is not None and generation <= through)
         return not listed and compacted
-    if item.kind in ("deletes", "rollup"):
-        return True  # its age alone decides, which only grows
+    if item.kind in ("deletes", "rollup", "owner"):
+        return True  # age and epoch decide, and both only grow
     version = paths.parse_manifest_name(item.path.rpartition("/")[2])
     return version is not None and version < newest.version
 

@@ -80,7 +80,7 @@ class GcReport:
         return sum(item.size_bytes for item in self.objects)
 
     def count(self, kind: str) -> int:
-        """Objects of one kind: entry, sstable, orphan, manifest, deletes, rollup, staging."""
+        """Objects of one kind: entry, sstable, orphan, manifest, deletes, rollup, owner, staging."""
         return sum(item.kind == kind for item in self.objects)
 
     def _repr_html_(self) -> str:

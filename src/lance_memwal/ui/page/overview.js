@@ -18,9 +18,8 @@ export class Overview {
       new Plot("Not flushed yet", { series: [{ name: "entries", color: "var(--memtable)", of: text("lag_entries") }], show: brief }),
       new Plot("SSTables to compact", { series: [{ name: "SSTables", color: "var(--sstable)", of: text("debt_generations") }], show: brief }),
       new Plot("Live rows", { series: [{ name: "rows", color: "var(--base)", of: text("live_rows") }], show: brief }),
-      new Plot("Latencies", {
-        series: [{ name: "put p50", color: "var(--log)", of: text("put_p50") }, { name: "put p99", color: "var(--bad)", of: text("put_p99") },
-          { name: "store get", color: "var(--memtable)", of: call("get") }, { name: "store list", color: "var(--sstable)", of: call("list") }],
+      new Plot("Store calls of this page", {
+        series: [{ name: "get", color: "var(--memtable)", of: call("get") }, { name: "list", color: "var(--sstable)", of: call("list") }],
         show: seconds,
       }),
     ];
@@ -76,7 +75,6 @@ export class Overview {
       { name: "Frozen", cell: (shard) => blocks(inTier(shard, "frozen"), most, "frozen") },
       { name: "SSTables", cell: (shard) => blocks([...inTier(shard, "compacted"), ...inTier(shard, "sstable")], most, "sstable") },
       { name: "In the base table", cell: (shard) => stack(`${count(shard.compacted_generation)} of ${plural(Math.max(shard.compacted_generation, shard.current_generation - 1), "generation")}`, shard.uncompacted_generations ? `${plural(shard.uncompacted_rows, "row")} behind${shard.due ? " · due" : ""}` : "up to date", "base") },
-      ...(look.shards.some((shard) => shard.owner) ? [{ name: "Owner's memory", cell: (shard) => (shard.owner ? stack(`${Math.round(100 * shard.owner.pressure)} % full`, `put p99 ${seconds(shard.owner.put_p99)}${shard.owner.waits ? ` · ${plural(shard.owner.waits, "wait")}` : ""}`, "memtable") : h("span", { class: "none" }, "not served")) }] : []),
       { name: "Entries/s", number: true, cell: (shard) => rate(shard.rates.entries) },
       { name: "Last write", number: true, cell: (shard) => ago(shard.written_ms, look.time_ms) },
       { name: "", cell: (shard) => h("a", { id: `storage-${shard.shard_id}`, href: `#/storage/${shard.shard_id}`, "aria-label": `Log and manifests of shard ${shard.shard_id.slice(0, 8)}` }, "open") },
