@@ -309,6 +309,11 @@ class TableWriter(Readable, NowaitWritable):
         self._compaction.orphan()
         self._async.orphan()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed or aborted."""
+        return self._shards.closed
+
     def __enter__(self) -> TableWriter:
         return self
 

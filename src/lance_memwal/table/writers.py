@@ -19,6 +19,8 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.log.epochs import EpochKind, look_at_epoch
+from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.memtable import live
 from lance_memwal.read.reader import Reader
@@ -74,10 +76,17 @@ def open_writer(
     age_ms = settings.max_memtable_age_ms if settings.enable_memtable else None
     age_seconds = None if age_ms is None else age_ms / 1000
     at_once = base.location.at_once(_PARALLEL_SHARDS)
-    open_shards = OpenShards(open_shard, max_open_shards, age_seconds, at_once=at_once)
+    is_shared = partial(_is_shared, base) if settings.durable_write else None  # else rows may be in memory only
+    open_shards = OpenShards(open_shard, max_open_shards, age_seconds, is_shared=is_shared, at_once=at_once)
     live.keep(base.location.key, open_shards)
     owned = partial(_owned, open_shards)
     return TableWriter(base, reader, open_shards, watch, Background(compaction, base.location, watch.look, owned))
+
+
+def _is_shared(base: BaseTable, shard_id: str) -> bool:
+    """Whether the shard is in a shared epoch now."""
+    manifest = ShardManifestStore(base.location, shard_id).read_latest()
+    return manifest is not None and look_at_epoch(base.location, manifest, tag=base.tag).kind is EpochKind.JOINT
 
 
 def _owned(shards: OpenShards[ShardWriter]) -> dict[str, int]:

@@ -56,7 +56,10 @@ class AppendResult:
 
 
 class QueuedAppend:
-    """One write to a shard: what makes its rows, its transaction, and its outcome."""
+    """One write to a shard: what makes its rows, its transaction, and its outcome.
+
+    `note_entry`, if set, is called with the bytes, seconds and rows of an entry of which this is the first write.
+    """
 
     __slots__ = (
         "_fitting",
@@ -66,6 +69,7 @@ class QueuedAppend:
         "error",
         "guard",
         "make_source",
+        "note_entry",
         "result",
         "trial",
         "txn",
@@ -88,6 +92,7 @@ class QueuedAppend:
         self.trial = trial or Trial()
         self.result: AppendResult | None = None
         self.error: BaseException | None = None
+        self.note_entry: Callable[[int, float, int], None] | None = None
         self._routed_by = routed_by
         self._forward = forward
         self._fitting: Fitting | None = None

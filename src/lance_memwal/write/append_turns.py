@@ -8,7 +8,8 @@ log shows.
 2. A writer that does not use its turn loses it: once a later writer of the queue appends, the writers before it leave the queue.
 3. A writer outside the queue appends at once. So that it does not always come second, all writers of the queue wait for one more
    turn before every 16th position.
-4. Every wait ends. It is counted from the newest entry, and each new entry makes the queue before this writer shorter or puts
+4. On local file systems a kernel lock on the log directory takes the place of these waits (`process.directory_lock`).
+5. Every wait ends. It is counted from the newest entry, and each new entry makes the queue before this writer shorter or puts
    its writer at the end.
 """
 
@@ -25,6 +26,7 @@ _MIN_TURN_SECONDS: Final = 0.005  # a process must get a core within its turn
 _POLLS_PER_TURN: Final = 8
 _POSITIONS_PER_NEWCOMER: Final = 16
 _MAX_QUEUE: Final = 64
+_RECENT_SECONDS: Final = 10.0
 _SMOOTHING: Final = 8
 
 
@@ -61,6 +63,11 @@ class AppendTurns:
             self._own_at = self._newest_at
         else:
             self._others_at = self._newest_at
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other writers appended lately."""
+        return any(writer != self._writer for writer in self._queue) and self.alone_seconds < _RECENT_SECONDS
 
     @property
     def is_last(self) -> bool:

@@ -31,7 +31,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -68,6 +69,7 @@ from lance_memwal.log.transactions import (
     as_transaction,
     is_own,
 )
+from lance_memwal.process.directory_lock import DirectoryLock
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.trial import Trial
 from lance_memwal.rows.adapt import RowAdapter, with_flags
@@ -102,6 +104,7 @@ DEFAULT_MAX_ENTRY_BYTES = 64 << 20
 _READ_AFTER_COLLISION = 3
 _JOINED_BYTES = 8 << 20  # writes of one entry up to this size become one batch
 _READ_AFTER_PAUSE = 8
+_HOST_LOCK_SECONDS = 2.0
 _PLAIN = Terms()
 
 
@@ -219,6 +222,8 @@ class OnceAppender:
         self._tails: dict[str, ShardTail] = {}
         self._times: dict[str, ShardTime] = {}  # since the first look at each shard
         self._turns: dict[str, AppendTurns] = {}
+        self._host_locks: dict[str, DirectoryLock] = {}
+        self._locked: set[str] = set()
         base.check_columns()
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
@@ -406,7 +411,8 @@ class OnceAppender:
         """
         try:
             self._check_claim(claim, refresh=refresh)
-            self._lead(claim, queue, own)
+            with self._host_turn(claim):
+                self._lead(claim, queue, own)
         except BaseException as error:
             if not isinstance(error, Exception):
                 self._tails.pop(claim.shard_id, None)
@@ -568,10 +574,14 @@ class OnceAppender:
         target = blob_target(schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
         data = version.entry_encoder(claim, generation, target).encode(fitted, footer)
         reach("once.before_put")
+        began = self._clock.monotonic()
         queue.attempt = attempt
         if not self._create(claim, tail, data):
             queue.attempt = None
             return
+        note_entry = attempt.parts[0][0].note_entry
+        if note_entry is not None:
+            note_entry(len(data), self._clock.monotonic() - began, attempt.num_rows)
         attempt.created(claim.shard_id, position, generation, footer.written_ms or 0)
         reach("once.after_put")
         self._turns_of(claim.shard_id).note_entry(footer)
@@ -638,6 +648,28 @@ class OnceAppender:
             found = self._turns[shard_id] = AppendTurns(self._own.app, self._clock)
         return found
 
+    @contextmanager
+    def _host_turn(self, claim: ShardClaim) -> Iterator[None]:
+        """On a local path, have the kernel lock of the log if other processes append to it, too."""
+        root, shard_id = self.location.root_path, claim.shard_id
+        if root is None or not self.location.is_local or not self._turns_of(shard_id).has_others:
+            yield
+            return
+        lock = self._host_locks.setdefault(
+            shard_id, DirectoryLock(f"{root.rstrip('/')}/{paths.wal_dir(shard_id)}", self._clock)
+        )
+        is_taken = lock.acquire(_HOST_LOCK_SECONDS)
+        try:
+            if is_taken:
+                self._locked.add(shard_id)
+                tail = self._known(claim)
+                if tail is not None:
+                    self._follow(claim, tail, _READ_AFTER_PAUSE)
+            yield
+        finally:
+            self._locked.discard(shard_id)
+            lock.release()
+
     def _take_turn(self, claim: ShardClaim, *, is_first: bool) -> ShardTail | None:
         """Wait until it is our turn to append (append R9), and follow the log; None if the tail was dropped."""
         tail, turns = self._known(claim), self._turns_of(claim.shard_id)
@@ -645,7 +677,7 @@ class OnceAppender:
             tail = self.catch_up(claim)
         elif is_first and turns.follows_pause:
             self._follow(claim, tail, _READ_AFTER_PAUSE)
-        while seconds := turns.seconds_left(tail.last_position + 1):
+        while claim.shard_id not in self._locked and (seconds := turns.seconds_left(tail.last_position + 1)):
             began = self._clock.monotonic()
             self._absorb(claim, tail, 1)
             read_seconds = self._clock.monotonic() - began

@@ -31,7 +31,7 @@ from lance_memwal.errors import ClosedError, FencedError, MemWalError
 from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.trial import tried_in_order
-from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, refuse_on_top
+from lance_memwal.process.waiting import is_on_top, refuse_on_top
 from lance_memwal.write.life import Parked
 from lance_memwal.write.stats import WriteStats
 
@@ -39,7 +39,7 @@ DEFAULT_OPEN_SHARDS = 256
 _CLOSED_AT_ONCE = 4
 _ROOM_SECONDS = 10.0
 _AGED_SECONDS = 60.0
-_RETAKE_SECONDS = 1.0
+_RETAKE_SECONDS = 60.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -97,15 +97,16 @@ class OpenShards(Generic[W]):
         limit: int,
         max_age_seconds: float | None = None,
         *,
-        retake: bool = False,
+        is_shared: Callable[[str], bool] | None = None,
         at_once: int = 1,
     ) -> None:
         """`open_shard` claims a shard (None: the default one), or takes a parked one up again.
 
-        After `max_age_seconds` a parked shard is flushed if it owes that; None: never. With `retake` a write that finds its
-        shard claimed by somebody else claims it back. `at_once`: how many shards are worth waiting for at the same time.
+        After `max_age_seconds` a parked shard is flushed if it owes that; None: never. `is_shared` says whether a shard is in a
+        shared epoch: a shard that shared writers took over while it was idle is claimed again (append R16). `at_once`: how
+        many shards are worth waiting for at the same time.
         """
-        self._retake = retake
+        self._is_shared = is_shared
         self._retaken: dict[str, float] = {}
         self._lost: weakref.WeakSet[W] = weakref.WeakSet()  # writers that somebody else fenced: they hold many rows
         self._open_shard = open_shard
@@ -164,7 +165,6 @@ class OpenShards(Generic[W]):
 
     def write(self, shard_id: str, call: Callable[..., T], *given: Any, retakes: bool = True) -> T:
         """What `call` does with the writer of the shard, and with what is given; `retakes`: it has rows for the shard."""
-        retakes = retakes and self._retake
         while True:
             writer = self._open.get(shard_id)
             if writer is None:
@@ -172,10 +172,10 @@ class OpenShards(Generic[W]):
                 try:
                     writer = self._take_up(shard_id)
                 except FencedError:
-                    if self.closed or not retakes or parked is None:
+                    if parked is None or not (retakes and self._may_retake(shard_id)):
                         self._lose(shard_id, parked)
                         raise
-                    self._wait_to_retake(shard_id, parked)
+                    self._forget_lost(shard_id, parked)
                     continue
             self._used[shard_id] = next(self._ticks)
             try:
@@ -185,12 +185,12 @@ class OpenShards(Generic[W]):
                     raise
                 if writer.is_parked:
                     self._drop(shard_id, writer)
-                else:  # by another thread, which met the fence first
-                    self._wait_to_retake(shard_id, writer)
-            except FencedError:  # of the rows nothing is there: a mark that announced them counts for nothing now
-                if self.closed or not retakes:
+                else:  # another thread met the fence first
+                    self._forget_lost(shard_id, writer)
+            except FencedError:  # the rows of this call were not written: a marker that announced them no longer counts
+                if not (retakes and self._may_retake(shard_id)):
                     raise
-                self._wait_to_retake(shard_id, writer)
+                self._forget_lost(shard_id, writer)
 
     def write_each(self, routed: Mapping[str, Any], call: Callable[[W, Any], T]) -> dict[str, T]:
         """What `call` does with the writer of each shard and what is given for it; several at once where that helps.
@@ -224,20 +224,24 @@ class OpenShards(Generic[W]):
         refuse_on_top(turn, "a write")
         return turn
 
-    def _wait_to_retake(self, shard_id: str, lost: W | Parked) -> None:
-        """Let the next write claim the shard, at most once a second: each claim leaves a sentinel for ever."""
+    def _may_retake(self, shard_id: str) -> bool:
+        """Whether to claim a lost shard again: shared writers took it over, and that was not done within the last minute."""
+        last = self._retaken.get(shard_id)
+        if self.closed or self._is_shared is None or not self._is_shared(shard_id):
+            return False
+        return last is None or SYSTEM_CLOCK.monotonic() - last >= _RETAKE_SECONDS
+
+    def _forget_lost(self, shard_id: str, lost: W | Parked) -> None:
+        """Let the next write claim the shard again."""
         if not isinstance(lost, Parked):
-            self._lost.add(lost)  # before others find it closed
+            self._lost.add(lost)  # before other threads find it closed
             lost.abort()
         with self._lock:
-            now = SYSTEM_CLOCK.monotonic()
             held: dict[str, Any] = self._parked if isinstance(lost, Parked) else self._open
             if held.get(shard_id) is lost:
                 del held[shard_id]
-                self._retaken[shard_id] = max(now, self._retaken.get(shard_id, now - _RETAKE_SECONDS) + _RETAKE_SECONDS)
-            due = self._retaken.get(shard_id, now)
-        while (left := due - SYSTEM_CLOCK.monotonic()) > 0 and not self.closed:
-            SYSTEM_CLOCK.sleep(min(left, LOOK_AGAIN_SECONDS))
+                self._retaken[shard_id] = SYSTEM_CLOCK.monotonic()
+                _LOG.warning("shared writers took over an idle shard, it is claimed again [shard=%s]", shard_id)
 
     def _lose(self, shard_id: str, parked: Parked | None) -> None:
         """Remember that somebody else has a parked shard; it stays, so that no write takes it for one that is new here."""

@@ -112,9 +112,14 @@ class SharedShard(NowaitWritable):
     def _queue(self, write: Write) -> QueuedAppend:
         appender = self._shards.appender
         queued = appender.appender.queued_write(write)
+        queued.note_entry = self._note_entry
         appender.appender.prepare(self.shard_id, queued)
         appender.queue(self.shard_id, queued)
         return queued
+
+    def _note_entry(self, size_bytes: int, seconds: float, rows: int) -> None:
+        with self._lock:
+            self._stats.count_entry(size_bytes, seconds, seconds, rows=rows)
 
     def finish(self, write: QueuedAppend, num_batches: int, timeout: float | None = None) -> WriteResult:
         """The result of a queued write."""
