@@ -373,7 +373,6 @@ def test_long_work_shows_progress_with_a_rate_on_a_terminal_only(table: Path, tm
 def test_the_shell_completes_commands_and_options() -> None:
     environment = {"_MEMWAL_COMPLETE": "complete_bash", "COMP_WORDS": "memwal s", "COMP_CWORD": "1"}
     assert run(environment=environment).stdout.split() == [
-        "serve",
         "scan",
         "search",
         "snapshot",
@@ -407,7 +406,6 @@ def test_help_lists_every_command_and_each_has_json() -> None:
     expected += [
         "changes",
         "consumers",
-        "serve",
         "exporter",
         "ui",
         "top",

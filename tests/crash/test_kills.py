@@ -262,8 +262,9 @@ def test_stopped_processes_break_no_promise(
 
 # No process of the harness comes there: it has no Spark, and damages nothing that would be repaired.
 ELSEWHERE = {"spark.after_shard", "repair.after_quarantine", "repair.before_index"}
-# What is collected, of which a life has none: it remembers deletes for longer than it lives, and stages nothing.
-NEVER_COLLECTED = {"deletes", "rollup", "staging"}
+# What is collected, of which a life has none: it remembers deletes for longer than it lives, stages nothing, and no earlier
+# version wrote it.
+NEVER_COLLECTED = {"deletes", "rollup", "owner", "staging"}
 
 
 def test_every_point_is_in_the_list_of_the_harness_or_left_out_by_name() -> None:

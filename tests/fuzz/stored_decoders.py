@@ -117,25 +117,6 @@ def floor_record_corpus() -> list[bytes]:
     return [b'{"announced":19,"by":"u","manifest":3,"position":17}', b'{"position":0}']
 
 
-def owner_record(data: bytes) -> None:
-    """A record that is not understood is none; what is understood leads to a place that may be asked."""
-    from lance_memwal.errors import CorruptDataError
-    from lance_memwal.serve.endpoint import is_for_other_hosts, is_of_this_host
-    from lance_memwal.serve.record import OwnerRecords
-
-    found = OwnerRecords(_location(data), SHARD).find(1)
-    if found is None:
-        raise CorruptDataError("no owner")
-    assert is_of_this_host(found.address) or is_for_other_hosts(found.address)
-    assert isinstance(found.pid, int)
-    assert isinstance(found.started_ms, int)
-
-
-def owner_record_corpus() -> list[bytes]:
-    near = {"address": "grpc+tcp://127.0.0.1:4711", "host": "h", "pid": 7, "started_ms": 1_700_000_000_000}
-    return [json.dumps(near).encode(), json.dumps(near | {"address": "grpc+tls://a.example:4711"}).encode()]
-
-
 # ------------------------------------------------------------------------------------------------ texts of the base table
 
 
@@ -244,7 +225,7 @@ def object_name(data: bytes) -> None:
     numbers = [
         (paths.parse_entry_name(name), lambda number: paths.wal_entry_path(SHARD, number)),
         (paths.parse_manifest_name(name), lambda number: paths.manifest_path(SHARD, number)),
-        (paths.parse_owner_name(name), lambda epoch: paths.owner_path(SHARD, epoch)),
+        (paths.parse_owner_name(name), lambda epoch: f"/memwal_owner_{epoch}.json"),
         (paths.parse_record_name(name), lambda number: paths.record_path("records", number)),
     ]
     for number, path_of in numbers:
@@ -265,7 +246,7 @@ def object_name_corpus() -> list[bytes]:
     some = [
         paths.wal_entry_path(SHARD, 17),
         paths.manifest_path(SHARD, 3),
-        paths.owner_path(SHARD, 7),
+        "memwal_owner_7.json",
         paths.record_path("records", 5),
         paths.sstable_dir(SHARD, "00c0ffee_gen_4"),
         f"{paths.roll_up_dir(SHARD)}/1-20-0123456789abcdef.bin",

@@ -1,6 +1,7 @@
 """Stores that an earlier version of this package wrote show the recorded rows, and take writes, compaction and collection."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,19 @@ def test_roll_ups_of_an_earlier_version_are_ignored_and_collected(store: Open) -
     assert list(stray.parent.iterdir()) == [stray]
     CACHE.clear()
     check_rows(mw.open_table(table.uri), "rolled", expected["rows"])
+
+
+def test_an_owner_record_of_an_earlier_version_is_collected_after_the_next_claim(store: Open) -> None:
+    table, expected = store("rolled")
+    [record] = Path(table.uri).glob("_mem_wal/*/memwal_owner_*.json")
+    assert table.gc(grace_seconds=0).count("owner") == 0, "a process of the newest epoch may run"
+    with table.shard_writer(record.parent.name):
+        assert table.gc(grace_seconds=0, dry_run=True).count("owner") == 1
+    os.utime(record)
+    assert table.gc(grace_seconds=3600).count("owner") == 0, "its grace period has not passed"
+    assert table.gc(grace_seconds=0).count("owner") == 1
+    assert not record.exists()
+    check_rows(table, "rolled", expected["rows"])
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -65,7 +65,6 @@ ONCE_POINTS: Final = (
     "once.before_mark",
     "once.after_commit",
 )
-SERVE_POINTS: Final = ("serve.announced", "serve.claimed", "serve.before_answer")
 GC_POINTS: Final = (
     "gc.proposed",
     "gc.announced",
@@ -91,7 +90,6 @@ POINTS: Final = (
     *RESOLVE_POINTS,
     *COMPACT_POINTS,
     *ONCE_POINTS,
-    *SERVE_POINTS,
     *GC_POINTS,
     *OTHER_POINTS,
 )

@@ -1,6 +1,6 @@
 """A life of a table whose credentials are canaries; prints everything that a person or a machine could be told, as JSON by kind.
 
-The place and its options come on stdin, the token of shared writers in the environment.
+The URI and its options come on stdin.
 """
 
 import asyncio

@@ -3,7 +3,6 @@
 import base64
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -62,7 +61,7 @@ ENDING: dict[str, tuple[list[str], ...]] = {
     "verify": ([T],),
     "repair": ([T],),
 }
-STAYING = {"serve": ["--every-seconds", "0.2"], "ui": ["--port", "0"], "exporter": ["--port", "0"]}
+STAYING = {"ui": ["--port", "0"], "exporter": ["--port", "0"]}
 
 
 def commands() -> dict[str, Any]:
@@ -157,16 +156,14 @@ def asked(place: str, token: str = "") -> str:
 def test_no_credential_is_in_what_a_command_serves(place: Place, command: str) -> None:
     running = Staying(*place.arguments(command, [T, *STAYING[command]]), "--json")
     line = running.line()
-    told = [line]
-    if command != "serve":
-        where, _, token = json.loads(line)["serves"].partition("#token=")
-        paths = ("", "app.js", "api/table", "api/look", "api/timeline") if command == "ui" else ("",)
-        told += [asked(where + path, token) for path in paths]
-        assert re.search("live_rows|lance_mem_wal_table_up", "".join(told))
+    where, _, token = json.loads(line)["serves"].partition("#token=")
+    paths = ("", "app.js", "api/table", "api/look", "api/timeline") if command == "ui" else ("",)
+    told = [line, *(asked(where + path, token) for path in paths)]
+    assert re.search("live_rows|lance_mem_wal_table_up", "".join(told))
     refuse_canaries([*told, running.end()], least=50)
 
 
-# Credentials of a table, tokens of its owners and of its page are in nothing that anybody is told; of Spark see
+# Credentials of a table, and the token of its page, are in nothing that anybody is told; of Spark see
 # `tests/spark/test_spark_canaries.py`.
 
 CHILD = Path(__file__).with_name("canary_child.py")
@@ -188,7 +185,6 @@ def told(canaries: tuple[str, dict[str, str]], tmp_path_factory: pytest.TempPath
     done = subprocess.run(
         [sys.executable, "-W", "always", str(CHILD)],
         input=json.dumps({"uri": uri, "options": options, "canary": CANARY}),
-        env=os.environ | {"LANCE_MEMWAL_TOKEN": f"{CANARY}-token-of-owners"},
         cwd=tmp_path_factory.mktemp("canaries"),
         capture_output=True,
         text=True,
