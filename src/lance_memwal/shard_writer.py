@@ -444,6 +444,11 @@ class ShardWriter(Readable, NowaitWritable):
         return self._shard.transactions.time.birth_ms
 
     @property
+    def next_position(self) -> int:
+        """The log position of its next entry."""
+        return self._shard.log.next_position
+
+    @property
     def is_writing(self) -> bool:
         """Whether it takes writes: it is open, and nothing has stopped it."""
         return self._shard.health.is_open and not self._shard.health.has_failed

@@ -98,7 +98,7 @@ def test_an_idle_writer_asks_its_store_next_to_nothing(tmp_path: Path) -> None:
     table, checks = mw.open_table(location), Counter[str]()
     with table.writer(compaction=None) as writer:
         generations(writer, 2)
-        [shard] = writer.owned_shards
+        [shard] = set(writer.stats())
 
     def shards() -> dict[str, int]:
         checks["made"] += 1

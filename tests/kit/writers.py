@@ -16,14 +16,19 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from lance_memwal.errors import UnavailableError
+from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.log.reading import list_positions
+from lance_memwal.memtable import live
+from lance_memwal.read.reader import Reader
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.retry import RetryPolicy
 from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.request import Write, begin_on
+from lance_memwal.write.table_appender import TableAppender, TakeoverPolicy
 
 PK = {b"lance-schema:unenforced-primary-key": b"true"}
 SECONDS = 30.0  # the longest that a test waits for something that should happen at once
@@ -297,3 +302,17 @@ def positions_of(result: mw.WriteResult) -> range:
     """The batch positions of a write that went to one shard."""
     (done,) = result.shards.values()
     return done.positions
+
+
+def take_over_shared(table: mw.Table, rows: pa.RecordBatch, shard_id: str | None = None) -> None:
+    """Let a shared writer take over a shard, as one of another process does after its owner has been idle, and append."""
+    owners = live.all_of(table.location.key)
+    for owner in owners:
+        live.forget(table.location.key, owner)
+    try:
+        look_up = Reader(NewestBase(BaseTable.need(table.location))).stored_rows
+        appender = TableAppender(OnceAppender(table.location, look_up=look_up), policy=TakeoverPolicy(20, 0.0))
+        appender.append(shard_id or mw.shard_id_for(mw.Unsharded()), [rows])
+    finally:
+        for owner in owners:
+            live.register(table.location.key, owner)

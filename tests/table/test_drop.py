@@ -27,7 +27,7 @@ from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.table_appender import TableAppender
 from tests.harness.processes import start
 from tests.kit.tables import create, ids_of, keyed, watched_table
-from tests.serve.shared_child import own_and_put
+from tests.shared.shared_child import put_on_signal
 
 
 def row(key: int) -> dict[str, Any]:
@@ -115,11 +115,11 @@ def test_writers_of_this_process_are_refused_or_end(tmp_path: Path) -> None:
 
 def test_writers_of_another_process_are_refused(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"))
-    owner = start(own_and_put, table.uri, [row(1)], {})
-    assert owner.receive(30) is not None
+    other = start(put_on_signal, table.uri, [row(1)])
+    assert other.receive(30) == ("put",)
     with pytest.raises(mw.ConflictError, match="within the last minute"):
         table.drop()
-    owner.kill()
+    other.kill()
     assert ids_of(table.scan()) == [1]
     table.drop(force=True)
     assert gone(table)

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.kit.writers import (
     put_undrained,
     row_entries,
     rows,
+    take_over_shared,
     wait_for,
     watched,
 )
@@ -45,6 +47,11 @@ def made(place: Path, schema: pa.Schema = KEYED, **options: Any) -> mw.Table:
     return mw.create_table(str(place / "t"), schema, primary_key=None if schema is PLAIN else "id", **options)
 
 
+def put_shared(table: mw.Table, *keys: int) -> None:
+    """A shared writer takes the shard over and appends."""
+    take_over_shared(mw.open_table(table.uri), pa.record_batch({"id": list(keys), "v": list(keys)}))
+
+
 def put_elsewhere(table: mw.Table, *keys: int) -> None:
     """Another writer claims the table, and leaves without a flush."""
     other = mw.open_table(table.uri).writer(fsync=False)
@@ -52,12 +59,12 @@ def put_elsewhere(table: mw.Table, *keys: int) -> None:
     other.abort()
 
 
-def taken_over_after_one_entry(table: mw.Table) -> list[str]:
+def taken_over_after_one_entry(table: mw.Table, put: Callable[..., None] = put_elsewhere) -> list[str]:
     """Let another writer claim the table when the next entry is on storage; the list tells whether it did."""
 
     def take_over() -> None:
         crash_points.install(None)
-        put_elsewhere(table, 99)
+        put(table, 99)
 
     return run_once_at("wal.after_put", take_over)
 
@@ -65,9 +72,9 @@ def taken_over_after_one_entry(table: mw.Table) -> list[str]:
 def test_a_leader_whose_rows_are_on_storage_writes_them_once(tmp_path: Path) -> None:
     """The next entry, of another thread, met the fence; told of it, the writer wrote the rows of the first one again."""
     table = made(tmp_path, PLAIN)
-    writer = table.writer(on_fenced="retake", max_memtable_rows=1, fsync=False, commit_linger_ms=300)
+    writer = table.writer(max_memtable_rows=1, fsync=False, commit_linger_ms=300)
     writer.put({"id": [0], "v": [0]})
-    taken = taken_over_after_one_entry(table)
+    taken = taken_over_after_one_entry(table, put_shared)
     in_threads(lambda key: writer.put({"id": [key], "v": [key]}), (1, 2))
     writer.close()
     assert taken
@@ -77,9 +84,9 @@ def test_a_leader_whose_rows_are_on_storage_writes_them_once(tmp_path: Path) -> 
 def test_all_threads_of_a_writer_that_was_fenced_go_on_after_it_claimed_the_shard_back(tmp_path: Path) -> None:
     """The first that met the fence ended the writer under the others, who were told that it is closed."""
     table = made(tmp_path, merge=mw.FirstRow())
-    writer = table.writer(on_fenced="retake", fsync=False)
+    writer = table.writer(fsync=False)
     writer.put({"id": [0], "v": [0]})
-    put_elsewhere(table, 99)
+    put_shared(table, 99)
     first, met = threading.Event(), threading.Event()
     failures: list[Exception] = []
 
@@ -125,10 +132,10 @@ def test_a_write_that_is_on_storage_is_not_told_of_the_fence_that_the_next_one_m
 def test_a_parked_shard_that_was_claimed_is_taken_back(tmp_path: Path) -> None:
     table = made(tmp_path, sharding=mw.Bucket("id", 2))
     keys = list(range(16))
-    with table.writer(max_open_shards=1, on_fenced="retake", fsync=False) as writer:
+    with table.writer(max_open_shards=1, fsync=False) as writer:
         writer.put({"id": keys, "v": [0] * 16})
-        with table.writer(fsync=False) as other:
-            other.put({"id": keys, "v": [1] * 16})
+        for shard_id, own in mw.route(pa.record_batch({"id": keys, "v": [1] * 16}), table.sharding):
+            take_over_shared(table, own, shard_id)
         writer.put({"id": keys, "v": [2] * 16})
     assert set(mw.open_table(table.uri).to_arrow()["v"].to_pylist()) == {2}
 
@@ -233,11 +240,10 @@ def test_handed_over_put_leads_at_once(tmp_path: Path, between: bool, monkeypatc
 def test_fenced_writer_is_replaced_after_a_claim_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "lance_memwal")  # pytest keeps what is logged, errors and their frames included
     table = made(tmp_path)
-    with table.writer(fsync=False, on_fenced="retake") as writer:
+    with table.writer(fsync=False) as writer:
         writer.put({"id": [0], "v": [0]})
         lost = weakref.ref(next(iter(writer.shard_writers.values())))
-        with table.writer(fsync=False) as other:
-            other.put({"id": [99], "v": [99]})
+        put_shared(table, 99)
         writer.put({"id": [1], "v": [1]})
         gc.collect()
         assert lost() is None, "it holds all its memtables"
@@ -280,13 +286,12 @@ def test_a_leader_whose_own_rows_are_wrong_is_told_that_and_no_failure_of_others
 
 def test_a_flush_claims_no_shard_back(tmp_path: Path) -> None:
     table = made(tmp_path)
-    writer = table.writer(on_fenced="retake", fsync=False)
+    writer = table.writer(fsync=False)
     writer.put({"id": [0], "v": [0]})
-    with mw.open_table(table.uri).writer(fsync=False) as other:
-        other.put({"id": [99], "v": [99]})
-        with pytest.raises(mw.FencedError):
-            writer.flush()
-        other.put({"id": [98], "v": [98]})
+    put_shared(table, 99)
+    with pytest.raises(mw.FencedError):
+        writer.flush()
+    put_shared(table, 98)
     writer.put({"id": [1], "v": [1]})
     writer.flush()
     writer.close()
@@ -295,7 +300,7 @@ def test_a_flush_claims_no_shard_back(tmp_path: Path) -> None:
 
 def test_new_columns_pass_by_a_writer_that_is_lost_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = made(tmp_path)
-    writer = table.writer(on_fenced="retake", fsync=False)
+    writer = table.writer(fsync=False)
     writer.put({"id": [0], "v": [0]})
     began, go_on, honest = threading.Event(), threading.Event(), mw.ShardWriter.evolve_schema
 
@@ -308,7 +313,7 @@ def test_new_columns_pass_by_a_writer_that_is_lost_meanwhile(tmp_path: Path, mon
     late = threading.Thread(target=writer.put, args=({"id": [1], "v": [1]},))
     late.start()
     assert began.wait(30)
-    put_elsewhere(table, 99)
+    put_shared(table, 99)
     lance.dataset(table.uri).add_columns(pa.field("x", pa.int64()))
 
     def evolve(shard: mw.ShardWriter) -> None:

@@ -21,6 +21,7 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.epochs import EpochKind, look_at_epoch
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import read_next
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.memtable import live
 from lance_memwal.read.reader import Reader
@@ -76,17 +77,22 @@ def open_writer(
     age_ms = settings.max_memtable_age_ms if settings.enable_memtable else None
     age_seconds = None if age_ms is None else age_ms / 1000
     at_once = base.location.at_once(_PARALLEL_SHARDS)
-    is_shared = partial(_is_shared, base) if settings.durable_write else None  # else rows may be in memory only
-    open_shards = OpenShards(open_shard, max_open_shards, age_seconds, is_shared=is_shared, at_once=at_once)
+    lost_to_shared = (
+        partial(_lost_to_shared, base) if settings.durable_write else None
+    )  # else rows may be in memory only
+    open_shards = OpenShards(open_shard, max_open_shards, age_seconds, lost_to_shared=lost_to_shared, at_once=at_once)
     live.keep(base.location.key, open_shards)
     owned = partial(_owned, open_shards)
     return TableWriter(base, reader, open_shards, watch, Background(compaction, base.location, watch.look, owned))
 
 
-def _is_shared(base: BaseTable, shard_id: str) -> bool:
-    """Whether the shard is in a shared epoch now."""
+def _lost_to_shared(base: BaseTable, shard_id: str, position: int) -> bool:
+    """Whether shared writers claimed the shard, with a sentinel at `position`, and still have it."""
     manifest = ShardManifestStore(base.location, shard_id).read_latest()
-    return manifest is not None and look_at_epoch(base.location, manifest, tag=base.tag).kind is EpochKind.JOINT
+    if manifest is None or look_at_epoch(base.location, manifest, tag=base.tag).kind is not EpochKind.JOINT:
+        return False
+    sentinel = next(iter(read_next(base.location, shard_id, position, 1, tag=base.tag)), None)
+    return sentinel is not None and sentinel.footer is not None and sentinel.footer.joint
 
 
 def _owned(shards: OpenShards[ShardWriter]) -> dict[str, int]:
@@ -108,10 +114,12 @@ def _shared_shards(
         logs.flush(logs.note({shard_id: UNKNOWN_LENGTH if tail is None else LogLength.of(tail)}))
         logs.start()
 
-    default = str(with_shard(settings, base.sharding).shard_id or SYSTEM_CLOCK.uuid4())
+    def default_shard() -> str:
+        return str(with_shard(settings, base.sharding).shard_id or SYSTEM_CLOCK.uuid4())
+
     linger = settings.commit_linger_ms / 1000
     at_once = base.location.at_once(_PARALLEL_SHARDS)
-    shards = SharedShards(appender, default, note_append, logs.stop, linger_seconds=linger, at_once=at_once)
+    shards = SharedShards(appender, default_shard, note_append, logs.stop, linger_seconds=linger, at_once=at_once)
     return shards, logs.flushed_shards
 
 

@@ -82,7 +82,7 @@ class QueuedAppend:
         guard: Guard | None = None,
         trial: Trial | None = None,
         routed_by: Sharding | None = None,
-        forward: Callable[[Writable], WriteResult] | None = None,
+        forward: Callable[[str, Writable], WriteResult] | None = None,
     ) -> None:
         """`make_source` fits the write to the columns of a base version. `trial` is that of a call with several attempts.
         `routed_by` is the sharding that chose the shard for the rows. `forward` makes the same write with a `ShardWriter`."""
@@ -120,7 +120,7 @@ class QueuedAppend:
                 f"an exclusive writer of this process owns shard {shard_id}, and cannot check which keys changed since a "
                 "snapshot: close that writer, or use on_conflict='overwrite'"
             )
-        done = self._forward(writer)
+        done = self._forward(shard_id, writer)
         return AppendResult(shard_id, done.written, skipped=done.skipped, rejected=done.rejected, matched=done.matched)
 
     def outcome(self) -> AppendResult:

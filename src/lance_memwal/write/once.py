@@ -350,8 +350,8 @@ class OnceAppender:
                 return RowSource(lambda: fixed, is_fixed=True)
             return self.resolved(fitting, appended(given, terms)(fitting))
 
-        def forward(writer: Writable) -> WriteResult:
-            fitting = self._version.fitting("", routed=True)
+        def forward(shard_id: str, writer: Writable) -> WriteResult:
+            fitting = self._version.fitting(shard_id, routed=True)
             live = None if terms.need_a_look else fitting.all_live(given)
             if live is None:
                 return apply_to(writer, Write("append", given, terms=terms, txn=txn))
@@ -374,9 +374,10 @@ class OnceAppender:
             fixed = AppendedRows([with_flags(*part, memory) for part in zip(rows.batches, rows.flags, strict=True)])
             return RowSource(lambda: fixed, is_fixed=True)
 
-        return QueuedAppend(
-            source, write.txn, routed_by=self._version.sharding, forward=lambda writer: apply_to(writer, write)
-        )
+        def forward(_: str, writer: Writable) -> WriteResult:
+            return apply_to(writer, write)
+
+        return QueuedAppend(source, write.txn, routed_by=self._version.sharding, forward=forward)
 
     def prepare(self, shard_id: str, write: QueuedAppend) -> None:
         """Fit a write to the columns of the table now, so that its caller gets its errors before it is queued."""

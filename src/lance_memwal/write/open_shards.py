@@ -55,6 +55,10 @@ class ShardOwner(Protocol):
         """The epoch under which it owns the shard; 0 if it does not."""
 
     @property
+    def next_position(self) -> int:
+        """The log position of its next entry."""
+
+    @property
     def is_parked(self) -> bool:
         """Whether it was put away."""
 
@@ -97,16 +101,16 @@ class OpenShards(Generic[W]):
         limit: int,
         max_age_seconds: float | None = None,
         *,
-        is_shared: Callable[[str], bool] | None = None,
+        lost_to_shared: Callable[[str, int], bool] | None = None,
         at_once: int = 1,
     ) -> None:
         """`open_shard` claims a shard (None: the default one), or takes a parked one up again.
 
-        After `max_age_seconds` a parked shard is flushed if it owes that; None: never. `is_shared` says whether a shard is in a
-        shared epoch: a shard that shared writers took over while it was idle is claimed again (append R16). `at_once`: how
-        many shards are worth waiting for at the same time.
+        After `max_age_seconds` a parked shard is flushed if it owes that; None: never. `lost_to_shared` says whether shared
+        writers took a shard over at a log position: a shard that they took while it was idle is claimed again (append R16).
+        `at_once`: how many shards are worth waiting for at the same time.
         """
-        self._is_shared = is_shared
+        self._lost_to_shared = lost_to_shared
         self._retaken: dict[str, float] = {}
         self._lost: weakref.WeakSet[W] = weakref.WeakSet()  # writers that somebody else fenced: they hold many rows
         self._open_shard = open_shard
@@ -172,7 +176,7 @@ class OpenShards(Generic[W]):
                 try:
                     writer = self._take_up(shard_id)
                 except FencedError:
-                    if parked is None or not (retakes and self._may_retake(shard_id)):
+                    if parked is None or not (retakes and self._may_retake(shard_id, parked.log.next_position)):
                         self._lose(shard_id, parked)
                         raise
                     self._forget_lost(shard_id, parked)
@@ -188,7 +192,7 @@ class OpenShards(Generic[W]):
                 else:  # another thread met the fence first
                     self._forget_lost(shard_id, writer)
             except FencedError:  # the rows of this call were not written: a marker that announced them no longer counts
-                if not (retakes and self._may_retake(shard_id)):
+                if not (retakes and self._may_retake(shard_id, writer.next_position)):
                     raise
                 self._forget_lost(shard_id, writer)
 
@@ -224,12 +228,12 @@ class OpenShards(Generic[W]):
         refuse_on_top(turn, "a write")
         return turn
 
-    def _may_retake(self, shard_id: str) -> bool:
-        """Whether to claim a lost shard again: shared writers took it over, and that was not done within the last minute."""
+    def _may_retake(self, shard_id: str, position: int) -> bool:
+        """Whether to claim a shard again that was lost at this position of its log, at most once a minute."""
         last = self._retaken.get(shard_id)
-        if self.closed or self._is_shared is None or not self._is_shared(shard_id):
+        if self.closed or (last is not None and SYSTEM_CLOCK.monotonic() - last < _RETAKE_SECONDS):
             return False
-        return last is None or SYSTEM_CLOCK.monotonic() - last >= _RETAKE_SECONDS
+        return self._lost_to_shared is not None and self._lost_to_shared(shard_id, position)
 
     def _forget_lost(self, shard_id: str, lost: W | Parked) -> None:
         """Let the next write claim the shard again."""

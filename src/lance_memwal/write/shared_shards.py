@@ -148,7 +148,7 @@ class SharedShards:
     def __init__(
         self,
         appender: TableAppender,
-        default_shard: str,
+        default_shard: Callable[[], str],
         note_append: Callable[[str], None],
         stop_flushes: Callable[[], None],
         *,
@@ -160,7 +160,8 @@ class SharedShards:
         self.note_append = note_append
         self.closed = False
         self._stop_flushes = stop_flushes
-        self._default = default_shard
+        self._default_shard = default_shard
+        self._default: str | None = None
         self._linger_seconds = min(linger_seconds, _MAX_LINGER_SECONDS)
         self._at_once = at_once
         self._shards: dict[str, SharedShard] = {}
@@ -174,6 +175,8 @@ class SharedShards:
 
     def default(self) -> str:
         """The one shard of a table that does not route its rows."""
+        if self._default is None:
+            self._default = self._default_shard()
         return self._default
 
     def names(self) -> list[str]:
