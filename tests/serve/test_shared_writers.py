@@ -421,7 +421,7 @@ def test_columns_that_only_the_owner_knows_are_null_where_that_was_asked(
         other.put([{"id": 2, "v": "two"}])
     assert other.put([{"id": 2, "v": "two"}], missing="null").written == 1
     assert other.put([{"id": 5, "v": "five"}], missing="null").written == 1
-    assert other.insert([{"id": 3, "v": "three"}], missing="null").written == 1
+    assert other.put([{"id": 3, "v": "three"}], missing="null", if_absent=True).written == 1
     assert other.put([{"id": 3, "v": "more"}, {"id": 4, "v": "four"}], missing="null", if_absent=True).written == 1
     assert rows(table) == {0: "zero", 1: "one", 2: "two", 3: "three", 4: "four", 5: "five"}
 
