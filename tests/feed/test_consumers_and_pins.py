@@ -382,7 +382,7 @@ CHANGES: dict[str, tuple[Callable[[lance.LanceDataset], None], dict[str, Any]]] 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterable[mw.Table]:
     table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
-    table.add([{**ROW, "id": 0, "b": None}])
+    table.put([{**ROW, "id": 0, "b": None}])
     table.compact()  # so that a data file has all columns, and their ids are not given again
     yield table
     table.close()
@@ -398,13 +398,13 @@ def plain(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
 def test_a_consumer_at_its_snapshot_continues_after_the_columns_changed(
     table: mw.Table, change: Callable[[lance.LanceDataset], None], shown: dict[str, Any], committed: bool
 ) -> None:
-    table.add([{**ROW, "id": 1}, ROW])
+    table.put([{**ROW, "id": 1}, ROW])
     reader = table.consumer("mirror", start="snapshot", until="now")
     for _ in reader:
         if committed:
             reader.commit()
     change(table.dataset)
-    table.upsert([{"id": 3, "z": "new"}], missing="null")
+    table.put([{"id": 3, "z": "new"}], missing="null")
     found = plain(table.consumer("mirror", until="now"))
     assert sorted(row["id"] for row in found) == ([3] if committed else [0, 1, 2, 3])
     assert list(found[0]) == [*shown, "_op"]
@@ -456,7 +456,7 @@ def test_a_feed_that_is_open_while_the_columns_change_keeps_its_own(table: mw.Ta
     take_the_name(table.dataset)
     reader = iter(feed)
     for number, after in enumerate([{"id": 0, "t": "x", "a": "new"}, {"id": 0, "t": "y", "a": "newer"}]):
-        table.upsert([after], missing="null")
+        table.put([after], missing="null")
         found += plain([next(reader)])
         assert len(found) == 2 * (number + 1)
     feed.stop()
@@ -470,7 +470,7 @@ def test_a_feed_that_is_open_while_the_columns_change_keeps_its_own(table: mw.Ta
 
 def test_rows_of_a_snapshot_that_has_none_of_the_columns_are_all_there(tmp_path: Path) -> None:
     table = mw.create_table(str(tmp_path / "t"), pa.schema([("v", pa.int64())]), writer_defaults={"fsync": False})
-    table.add([{"v": 1}, {"v": 2}])
+    table.put([{"v": 1}, {"v": 2}])
     consumer = table.consumer("mirror", until="now")
     add(table.dataset)
     assert plain(table.consumer("mirror", columns=["c"], until="now")) == [{"c": None, "_op": "u"}] * 2
@@ -481,10 +481,10 @@ def test_rows_of_a_snapshot_that_has_none_of_the_columns_are_all_there(tmp_path:
 def test_blobs_of_a_column_that_was_renamed_are_compared(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), BLOB])
     table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"fsync": False})
-    table.add([{"id": 1, "data": b"same"}, {"id": 2, "data": b"then"}])
+    table.put([{"id": 1, "data": b"same"}, {"id": 2, "data": b"then"}])
     table.compact()
     snapshot = table.snapshot()
     rename_columns(("data", "content"))(table.dataset)
-    table.upsert([{"id": 1, "content": b"same"}, {"id": 2, "content": b"now!"}])
+    table.put([{"id": 1, "content": b"same"}, {"id": 2, "content": b"now!"}])
     assert table.diff(snapshot, table.snapshot()).column("id").to_pylist() == [2]
     table.close()

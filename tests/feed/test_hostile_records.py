@@ -336,7 +336,7 @@ CASES = {
 
 def filled(uri: str) -> mw.Table:
     with create(uri) as table:
-        table.add([ROW])
+        table.put([ROW])
     return table
 
 

@@ -24,6 +24,7 @@ import lance_memwal as mw
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.types import Transaction
+from lance_memwal.write import request
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.table_appender import TableAppender, TakeoverPolicy
 from tests.harness.kill_points import obey_points
@@ -278,7 +279,9 @@ class _Scribe:
         self._write(
             number,
             left,
-            lambda: self._writer.put_nowait(self._rows(keys, number), missing="null").wait(),
+            lambda: request.begin_on(
+                self._writer, request.Write("put", self._rows(keys, number), "null"), drain=True
+            ).wait(),
             durable=True,
         )
 
@@ -295,9 +298,13 @@ class _Scribe:
     def _insert(self, number: int) -> None:
         if keys := self._keys(number, self._dead()):
             left = dict.fromkeys(keys, self._whole(number))
-            self._write(
-                number, left, lambda: self._writer.insert(self._rows(keys, number), missing="null"), durable=False
-            )
+            self._write(number, left, lambda: self._insert_rows(self._rows(keys, number)), durable=False)
+
+    def _insert_rows(self, rows: pa.Table) -> mw.WriteResult:
+        try:
+            return self._writer.insert(rows)
+        except mw.InvalidInputError:  # another life added a column, which these rows leave out
+            return self._writer.put(rows, if_absent=True, missing="null")
 
     def _put_stale(self, number: int) -> None:
         """Rows that come too late: none of them counts."""

@@ -379,7 +379,7 @@ def table(tmp_path: Path) -> mw.Table:
 )
 def test_it_is_made_by_lance_and_mirrored(table: mw.Table, asked: Any, index_type: str | None, expected: str) -> None:
     with table:
-        table.add(some_rows(0, 40))
+        table.put(some_rows(0, 40))
         table.compact(flush=True)
         made = table.create_index(asked, index_type)
         column = asked if isinstance(asked, str) else asked.column
@@ -387,7 +387,7 @@ def test_it_is_made_by_lance_and_mirrored(table: mw.Table, asked: Any, index_typ
         assert made.maintained is (expected != "Bitmap")
         assert table.list_indices() == [made]
         assert f"{column}_idx" in {index.name for index in lance.dataset(table.uri).describe_indices()}
-        table.add(some_rows(40, 10))
+        table.put(some_rows(40, 10))
         table.close()
         assert table.count_rows("n = 3") == 7
         assert table.search(text="word45", column="t")["id"].to_pylist()[0] == 45
@@ -396,10 +396,10 @@ def test_it_is_made_by_lance_and_mirrored(table: mw.Table, asked: Any, index_typ
 
 def test_a_vector_index_is_made_of_fresh_rows_too(table: mw.Table) -> None:
     with table:
-        table.add(some_rows(0, 300))
+        table.put(some_rows(0, 300))
         made = table.create_index("v", "IVF_PQ", metric="cosine", num_partitions=2, num_sub_vectors=2)
         assert (made.rows, made.maintained) == (300, True)
-        table.add(some_rows(300, 10))
+        table.put(some_rows(300, 10))
         found = table.search(some_rows(300, 10)[3]["v"], k=3)  # by the metric of the index
         assert found["id"].to_pylist()[0] == 303
         assert found["_distance"].to_pylist()[0] == pytest.approx(0, abs=1e-6)
@@ -423,7 +423,7 @@ def test_an_index_is_replaced_or_not_and_only_dropped_if_it_exists(table: mw.Tab
     with pytest.raises(mw.InvalidInputError, match="no index 'x'; its indexes: none"):
         table.drop_index("x")
     with table:
-        table.add(some_rows(0, 3))
+        table.put(some_rows(0, 3))
         table.create_index("t", "BTREE")
         with pytest.raises(mw.InvalidInputError, match="'t_idx'"):
             table.create_index("t", "FTS", replace=False)
@@ -464,14 +464,14 @@ def test_it_is_made_beside_a_writer(table: mw.Table) -> None:
 
 def test_maintain_moves_fresh_rows_into_base_and_indexes(table: mw.Table) -> None:
     with table:
-        table.add(some_rows(0, 20))
+        table.put(some_rows(0, 20))
         table.create_index("t", "FTS")
-        table.add(some_rows(20, 20))
+        table.put(some_rows(20, 20))
         report = table.maintain()
         assert report.indexes == ("t_idx",)
         assert table.dataset.count_rows() == 40
         assert [index.rows for index in table.list_indices()] == [40]
-        table.add(some_rows(40, 1))
+        table.put(some_rows(40, 1))
         assert len(table) == 41
 
 

@@ -410,9 +410,9 @@ def test_superseded_and_live_rows_are_all_rows(tmp_path: Path) -> None:
 def table(tmp_path: Path) -> mw.Table:
     table = create(str(tmp_path / "t"))
     with table:
-        table.add({"id": [1, 2], "v": [10, 20], "s": ["a", None]})
+        table.put({"id": [1, 2], "v": [10, 20], "s": ["a", None]})
         table.compact(flush=True)
-        table.add({"id": [3], "v": [30], "s": ["c"]})
+        table.put({"id": [3], "v": [30], "s": ["c"]})
     return table
 
 
@@ -433,7 +433,7 @@ def test_a_schema_may_be_asked_for(table: mw.Table) -> None:
 
 def test_another_table_takes_a_scan(table: mw.Table, tmp_path: Path) -> None:
     with create(str(tmp_path / "copy")) as copy:
-        copy.add(table.scan())
+        copy.put(table.scan())
         assert sorted(copy.to_arrow()["id"].to_pylist()) == [1, 2, 3]
 
 

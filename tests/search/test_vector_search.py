@@ -282,7 +282,7 @@ def test_a_search_answers_with_the_columns_that_were_asked_for(tmp_path: Path) -
 def test_by_cosine_nothing_is_near_a_query_without_a_direction(tmp_path: Path, stage: str) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.list_(pa.float32(), 2))])
     with mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"fsync": False}) as table:
-        table.add([{"id": 1, "v": [0, 0]}, {"id": 2, "v": [1, 0]}, {"id": 3, "v": [0, 1]}])
+        table.put([{"id": 1, "v": [0, 0]}, {"id": 2, "v": [1, 0]}, {"id": 3, "v": [0, 1]}])
         if stage != "memtable":
             table.compact(flush=True)
         if stage == "index":

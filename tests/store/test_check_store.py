@@ -339,7 +339,7 @@ def test_check_overlaps_the_read_of_the_claim(calls: tuple[Calls, Location]) -> 
 
 def test_check_object_belongs_to_the_table(tmp_path: Path) -> None:
     table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id")
-    table.add({"id": [1]})
+    table.put({"id": [1]})
     assert (tmp_path / "t" / paths.STORE_CHECK).is_file()
     assert table.verify().ok
     assert all(paths.STORE_CHECK not in item.path for item in table.gc(dry_run=True, grace_seconds=0).objects)

@@ -36,9 +36,9 @@ def row(key: int) -> dict[str, Any]:
 
 def fill(table: mw.Table) -> mw.Table:
     """Rows in every tier, an index, a tag and a branch."""
-    table.add([row(1)])
+    table.put([row(1)])
     table.compact(flush=True)
-    table.add([row(2)])
+    table.put([row(2)])
     table.create_index("v")
     table.close()
     dataset = table.dataset
@@ -53,7 +53,7 @@ def gone(table: mw.Table) -> bool:
 
 def test_nothing_stays_and_the_place_can_be_used_again(tmp_path: Path) -> None:
     table = fill(create(str(tmp_path / "t")))
-    table.add([row(3)])  # its own writer is open
+    table.put([row(3)])  # its own writer is open
     table.drop()
     assert gone(table)
     assert not (tmp_path / "t").exists()
@@ -63,7 +63,7 @@ def test_nothing_stays_and_the_place_can_be_used_again(tmp_path: Path) -> None:
         table.count_rows()
     table.drop()
     again = create(table.uri)
-    again.add([row(9)])
+    again.put([row(9)])
     again.close()
     assert ids_of(again.scan()) == ids_of(table.scan()) == [9]
 
@@ -72,7 +72,7 @@ def test_nothing_stays_and_the_place_can_be_used_again(tmp_path: Path) -> None:
 def test_tables_in_memory(uri: str) -> None:
     for number in range(2):
         table = create(uri)
-        table.add([row(number)])
+        table.put([row(number)])
         table.close()
         assert ids_of(table.scan()) == [number]
         table.drop()
@@ -158,7 +158,7 @@ def test_a_table_that_is_made_where_one_was_removed_stays(tmp_path: Path) -> Non
 
     def make_anew() -> None:
         with create(table.uri) as made:
-            made.add([row(7)])
+            made.put([row(7)])
 
     wrapped = resolve(table.uri, wrap=lambda store: _Meanwhile(store, "list", make_anew, skip=1))
     drop_table(wrapped, None, force=True)
@@ -217,7 +217,7 @@ def test_a_table_that_is_made_while_the_old_one_goes_is_whole(tmp_path: Path, af
     """Made after some of the deletes: of versions, then of data, logs and manifests, whose names the new one uses again."""
     table, deleted = create(str(tmp_path / "t")), []
     for key in range(3):
-        table.add([row(key)])
+        table.put([row(key)])
         table.close()
         table.compact(flush=True)
 
@@ -232,7 +232,7 @@ def test_a_table_that_is_made_while_the_old_one_goes_is_whole(tmp_path: Path, af
     drop_table(resolve(table.uri, wrap=Dropping), None, force=True)
     assert len(deleted) >= after
     with mw.open_table(table.uri) as made:
-        made.add([row(11)])
+        made.put([row(11)])
         assert ids_of(made.scan()) == [10, 11]
         assert not made.verify().problems
 

@@ -267,7 +267,7 @@ def test_a_column_that_others_change_stops_no_shard_of_a_writer_that_does_not_kn
         for tenant in (2, 1, 3, 2):
             writer.put([row(tenant, 9, tenant)])
         writer.put([{"tenant": 1, "id": 8}], missing="null")
-        writer.put_nowait([{"tenant": 4, "id": 8}], missing="null").wait()
+        writer.put_nowait([{"tenant": 4, "id": 8, "v": None}]).wait()
     name = "v" if change == "add" else "w"
     rows = {(r["tenant"], r["id"]): r[name] for r in table.scan().to_table().to_pylist()}
     assert rows == {(1, 1): 1, (2, 2): 2, (1, 9): 1, (2, 9): 2, (3, 9): 3, (1, 8): None, (4, 8): None}

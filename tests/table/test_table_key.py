@@ -217,9 +217,9 @@ def table(tmp_path: Path) -> Iterator[mw.Table]:
 
 
 def test_rows_with_texts_are_those_with_uuids(table: mw.Table) -> None:
-    table.add([{"id": str(ONE), "v": 1, "u": TWO.hex.upper()}, {"id": TWO.bytes, "v": 2, "u": None}])
-    table.upsert(pa.table({"id": [str(ONE)], "v": [3], "u": pa.array([None], pa.string())}))
-    table.upsert({"id": [ONE, str(TWO)], "v": [4, 5], "u": [str(ONE), None]})
+    table.put([{"id": str(ONE), "v": 1, "u": TWO.hex.upper()}, {"id": TWO.bytes, "v": 2, "u": None}])
+    table.put(pa.table({"id": [str(ONE)], "v": [3], "u": pa.array([None], pa.string())}))
+    table.put({"id": [ONE, str(TWO)], "v": [4, 5], "u": [str(ONE), None]})
     assert sorted(table.to_arrow().to_pylist(), key=lambda row: row["v"]) == [
         {"id": ONE, "v": 4, "u": ONE},
         {"id": TWO, "v": 5, "u": None},
@@ -232,7 +232,7 @@ def test_rows_with_texts_are_those_with_uuids(table: mw.Table) -> None:
 
 @pytest.mark.parametrize("stage", ["memtable", "base"])
 def test_keys_may_be_texts(table: mw.Table, stage: str) -> None:
-    table.add([{"id": ONE, "v": 1, "u": None}, {"id": TWO, "v": 2, "u": None}])
+    table.put([{"id": ONE, "v": 1, "u": None}, {"id": TWO, "v": 2, "u": None}])
     if stage == "base":
         table.compact(flush=True)
     assert table.get(str(ONE)) == table.get(ONE.hex.upper()) == table.get(ONE) == {"id": ONE, "v": 1, "u": None}
@@ -249,8 +249,8 @@ def test_other_texts_are_refused(table: mw.Table, wrong: str) -> None:
     for call in (
         lambda: table.get(wrong),
         lambda: table.delete([wrong]),
-        lambda: table.upsert([{"id": wrong, "v": 1, "u": None}]),
-        lambda: table.upsert(pa.table({"id": [wrong], "v": [1], "u": [str(ONE)]})),
+        lambda: table.put([{"id": wrong, "v": 1, "u": None}]),
+        lambda: table.put(pa.table({"id": [wrong], "v": [1], "u": [str(ONE)]})),
     ):
         with pytest.raises(mw.InvalidInputError, match=r"'id'.*no UUID"):
             call()
@@ -265,21 +265,21 @@ def test_uuids_and_json_inside_of_structs_are_taken_from_dicts(tmp_path: Path) -
         {"id": 3, "m": {"j": None, "l": None, "n": 2}, "js": []},
     ]
     with create(str(tmp_path / "t"), schema) as table:
-        table.add(rows)
+        table.put(rows)
         rows[0]["m"]["j"] = '{"a":2,"b":1.5}'  # type: ignore[index]
         assert sorted(table.to_arrow().to_pylist(), key=lambda row: row["id"]) == rows
         table.compact(flush=True)
         assert sorted(table.to_arrow().to_pylist(), key=lambda row: row["id"]) == rows
         for wrong, why in (({"j": "{", "l": [], "n": 1}, "cannot store the JSON"), ({"l": [], "n": 1}, "'m.j'")):
             with pytest.raises(mw.InvalidInputError, match=why):
-                table.add([{"id": 4, "m": wrong, "js": None}])
+                table.put([{"id": 4, "m": wrong, "js": None}])
 
 
 def test_a_quote_in_the_name_of_a_key_is_named_as_the_reason(tmp_path: Path) -> None:
     plain = pa.schema([pa.field('a"b', pa.int64(), nullable=False), ("v", pa.int64())])
     nested = plain.append(pa.field("m", pa.struct([("x", pa.int64())])))
     with create(str(tmp_path / "plain"), plain, primary_key='a"b') as table:
-        table.add([{'a"b': 1, "v": 1}])
+        table.put([{'a"b': 1, "v": 1}])
         assert table.get(1) == {'a"b': 1, "v": 1}
     with pytest.raises(mw.InvalidInputError, match=r"""a"b.*rename"""):
         create(str(tmp_path / "nested"), nested, primary_key='a"b')

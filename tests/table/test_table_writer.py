@@ -192,7 +192,7 @@ def test_deletes_go_to_the_shards_of_their_keys(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), sharding=FOUR)
     with table.writer() as writer:
         writer.put(ROWS)
-        assert set(writer.delete([0, 1])) == {_shard(0), _shard(1)}
+        assert set(writer.delete([0, 1]).shards) == {_shard(0), _shard(1)}
         writer.delete(pa.array([2, 3]))
         writer.delete(pa.table({"id": [4], "v": [0]}))
         writer.delete([{"id": 5, "s": "ignored"}])

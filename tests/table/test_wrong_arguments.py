@@ -285,11 +285,11 @@ def test_no_rows_and_no_keys_change_nothing_at_the_table(tmp_path: Path, shardin
     table = mw.create_table(str(tmp_path / "t"), PLAIN, primary_key="id", sharding=sharding)
     with table.writer() as writer:
         for make in NO_ROWS.values():
-            assert writer.put(make()) == {}
-            assert writer.put(make(), txn=("app", 1)) == {}
+            assert writer.put(make()).shards == {}
+            assert not writer.put(make(), txn=("app", 1)).skipped
             assert writer.put_nowait(make()).durable
         for make in NO_KEYS.values():
-            assert writer.delete(make()) == {}
+            assert writer.delete(make()).shards == {}
             for lookup in (table.lookup, writer.lookup):
                 assert lookup(make()).to_pydict() == {"id": [], "v": []}
                 assert lookup(make(), ["v"]).schema.names == ["v"]
@@ -380,7 +380,7 @@ def test_shards_that_are_not_a_list_are_refused(sharded: mw.Table, wrong: Any) -
 @pytest.mark.parametrize("of", [uuid.UUID, str])
 def test_attended_shard_is_the_one_that_rows_go_to(tmp_path: Path, of: Any) -> None:
     sharded = create(str(tmp_path / "t"))
-    sharded.add([{"id": 1, "v": 1, "s": "one"}])
+    sharded.put([{"id": 1, "v": 1, "s": "one"}])
     sharded.close()
     (shard_id,) = (info.shard_id for info in sharded.shards())
     with sharded.writer(shared=True) as writer:
@@ -424,7 +424,7 @@ def hostile(tmp_path: Path) -> mw.Table:
     schema = pa.schema([pa.field(HOSTILE, pa.string(), nullable=False), ("n", pa.int64())])
     hostile = create(str(tmp_path / "<b onclick=x>"), schema, primary_key=HOSTILE)
     with hostile:
-        hostile.add([{HOSTILE: "<i>", "n": 1}])
+        hostile.put([{HOSTILE: "<i>", "n": 1}])
     return hostile
 
 

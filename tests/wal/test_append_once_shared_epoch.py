@@ -21,6 +21,7 @@ from lance_memwal.log.tailer import WalTailer
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.write import shared_shards
 from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.table_appender import ShardAppend, TableAppender, TakeoverPolicy
@@ -412,15 +413,19 @@ def test_append_to_several_shards_is_undone_only_if_the_first_fails(
     assert ids_of(table) == ([1, 2] if ambiguous else [1])
 
 
-def test_a_put_over_several_shards_is_not_called_undone_after_a_conflict_in_one(tmp_path: Path) -> None:
+def test_put_over_several_shards_is_ambiguous_after_a_conflict_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sharding = mw.Identity("v")
     table = mw.create_table(str(tmp_path / "s"), SCHEMA, writer_defaults={"fsync": False}, sharding=sharding)
     with table.writer() as writer:
         writer.put([{"id": 0, "v": "b"}])
         [shard] = writer.shard_writers
-    with table.shard_writer(shard_id=shard) as alone, table.writer(shared=True) as shared:
-        alone.put([{"id": 1, "v": "b"}])
-        with pytest.raises(mw.UnavailableError, match="does not share") as told:
+    monkeypatch.setattr(shared_shards, "WAIT_SECONDS", 0.5)
+    with table.shard_writer(shard_id=shard) as elsewhere, table.writer(shared=True) as shared:
+        live.forget(table.location.key, elsewhere)  # as a writer of another process
+        elsewhere.put([{"id": 1, "v": "b"}])
+        with pytest.raises(mw.UnavailableError, match="exclusive writer") as told:
             shared.put([{"id": 2, "v": "a"}, {"id": 3, "v": "b"}])
         assert told.value.ambiguous
     assert ids_of(table) == [0, 1, 2]

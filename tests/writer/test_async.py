@@ -18,6 +18,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import Ack, ClosedError, FencedError, UnavailableError, WriterPoisonedError
 from lance_memwal.process.async_calls import AsyncCalls
+from lance_memwal.write.writes import InsertedRows
 from tests.harness.profile import profile
 from tests.kit.tables import create
 from tests.kit.writers import (
@@ -73,7 +74,7 @@ def test_waiting_ends_with_its_deadline_and_can_be_repeated(tmp_path: Path) -> N
 def test_waiting_raises_what_prevented_durability(tmp_path: Path, end: str, error: type[Exception]) -> None:
     store, location = watched(tmp_path)
     writer = open_writer(location, durable_write=False, max_wal_flush_interval_ms=None, max_wal_persist_retries=0)
-    ack = Ack(writer._shard.commits, writer.put(rows([1])))
+    ack = Ack([InsertedRows(writer._shard.commits, writer.put(rows([1])), 1)])
     if end == "failed":
         store.fail("put_new", WAL)
     elif end == "fenced":
@@ -201,14 +202,10 @@ class PanicException(BaseException):
 
 def test_a_call_in_which_native_code_gave_up_leaves_nobody_waiting() -> None:
     class Done:
-        durable, result = True, "written"
-
-        def wait(self) -> None:
-            raise AssertionError
+        def wait(self) -> Any:
+            return "written"
 
     class Lost(Done):
-        durable = False
-
         def wait(self) -> None:
             raise PanicException("at the end")
 
@@ -230,9 +227,7 @@ def test_an_interrupt_of_whoever_ends_the_owner_leaves_nobody_waiting() -> None:
         raise KeyboardInterrupt
 
     class Begun:
-        durable, result = True, "written"
-
-        def wait(self) -> None:
+        def wait(self) -> Any:
             raise AssertionError
 
     async def work() -> None:

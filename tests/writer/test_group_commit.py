@@ -19,6 +19,7 @@ from lance_memwal import ClosedError, FencedError, InvalidInputError, ShardWrite
 from lance_memwal.write import group_commit
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.queue import Pending
+from lance_memwal.write.request import Write, begin_on
 from tests.kit.writers import (
     BLOOM,
     KEYED,
@@ -30,6 +31,7 @@ from tests.kit.writers import (
     memwal_threads,
     open_writer,
     positions_of,
+    put_undrained,
     row_entries,
     rows,
     scanned,
@@ -386,7 +388,7 @@ def test_puts_of_several_threads_share_an_entry(tmp_path: Path, large: bool) -> 
     with open_writer(tmp_path, commit_linger_ms=LONG_MS) as writer:
         puts = [in_thread(lambda k=k: writer.put(rows([k, 10 + k, 20 + k], value))) for k in range(4)]
         wait_for(lambda: waiting_puts(writer) == 4)
-        writer.put_nowait(rows([99]), drain=False).wait()
+        put_undrained(writer, rows([99])).wait()
         for put in puts:
             assert put.result().written == 3
         assert len(row_entries(tmp_path)) == 1
@@ -413,7 +415,7 @@ def test_wait_for_companions_ends_with_a_call_that_cannot_wait(tmp_path: Path, e
             put.result()
         assert row_entries(tmp_path) == []
         return
-    ack = writer.put_nowait(rows([2]), drain=False)
+    ack = put_undrained(writer, rows([2]))
     if end == "flush":
         writer.force_seal_active()
         writer.wait_for_flush_drain(SECONDS)
@@ -446,10 +448,10 @@ def test_it_is_a_setting_of_the_table_with_a_limit(tmp_path: Path) -> None:
 
 def shared(writer: ShardWriter, *writes: Any) -> list[Any]:
     """Writes of one entry: rows to put, or keys to delete; their results."""
-    nowait = {True: writer.delete_nowait, False: writer.put_nowait}
-    acks = [nowait[isinstance(write, list)](write, drain=False) for write in writes]
+    kinds: dict[bool, Any] = {True: "delete", False: "put"}
+    acks = [begin_on(writer, Write(kinds[isinstance(write, list)], write), drain=False) for write in writes]
     acks[-1].wait()
-    return [ack.result for ack in acks]
+    return [ack.wait() for ack in acks]
 
 
 def logged(root: Path) -> list[list[tuple[int, str | None, bool]]]:

@@ -559,15 +559,11 @@ def test_a_not_null_column_is_never_filled(tmp_path: Path, key: str | None) -> N
                 writer.put({"id": [1]}, missing=missing)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("missing", "reason"), [("keep", "update"), ("drop", "one of 'error', 'null'"), (3, "3")])
+@pytest.mark.parametrize(("missing", "reason"), [("drop", "one of 'error', 'null'"), (3, "3")])
 def test_what_cannot_be_done_with_missing_columns_is_refused(tmp_path: Path, missing: Any, reason: str) -> None:
     table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id")
-    with table.writer() as writer:
-        for put in (writer.put, writer.put_nowait):
-            if missing == "keep" and put == writer.put:
-                continue
-            with pytest.raises(mw.InvalidInputError, match=reason):
-                put([WHOLE], missing=missing)
+    with table.writer() as writer, pytest.raises(mw.InvalidInputError, match=reason):
+        writer.put([WHOLE], missing=missing)
 
 
 def test_appends_without_a_writer_follow_the_same_rule(tmp_path: Path) -> None:

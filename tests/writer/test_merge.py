@@ -284,7 +284,7 @@ def test_writers_that_look_nothing_up_are_refused(tmp_path: Path) -> None:
     with table.writer() as writer:
         with pytest.raises(mw.InvalidInputError, match="merge="):
             writer.put_nowait([row(1, 1)])
-        with pytest.raises(mw.InvalidInputError, match="order"):
+        with pytest.raises(mw.InvalidInputError, match="merge="):
             writer.delete_nowait([1])
     with table.writer(enable_memtable=False) as writer, pytest.raises(mw.InvalidInputError, match="WAL-only"):
         writer.put([row(1, 1)])

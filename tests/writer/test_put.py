@@ -28,6 +28,7 @@ from tests.kit.writers import (
     key_field,
     open_writer,
     positions_of,
+    put_undrained,
     row_entries,
     rows,
     scanned,
@@ -376,7 +377,7 @@ def test_a_buffer_that_is_used_again_does_not_reach_the_log(tmp_path: Path) -> N
     sent = pa.record_batch([pa.array([1, 2, 3]), pa.array(["hello"] * 3)], schema=schema).serialize().to_pybytes()
     received = bytearray(sent)
     writer = table.writer(fsync=False)
-    ack = writer.put_nowait(pa.ipc.read_record_batch(pa.py_buffer(received), schema), drain=False)
+    ack = put_undrained(writer, pa.ipc.read_record_batch(pa.py_buffer(received), schema))
     received[:] = b"\xff" * len(sent)
     ack.wait()
     writer.abort()

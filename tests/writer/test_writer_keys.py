@@ -500,7 +500,7 @@ REFUSED: list[tuple[pa.DataType, pa.Array]] = [
 def test_values_that_would_change_are_refused(tmp_path: Path, kind: pa.DataType, array: pa.Array) -> None:
     table = mw.create_table(str(tmp_path / "t"), pa.schema([("id", pa.int64()), ("v", kind)]), primary_key="id")
     with pytest.raises(InvalidInputError, match="column 'v'"):
-        table.add(pa.record_batch([pa.array([1]), array], names=["id", "v"]))
+        table.put(pa.record_batch([pa.array([1]), array], names=["id", "v"]))
     assert table.count_rows() == 0
     table.close()
 
@@ -510,7 +510,7 @@ def test_fields_of_a_struct_in_another_layout_are_not_left_out_unseen(tmp_path: 
     table = mw.create_table(str(tmp_path / "t"), pa.schema([("id", _INT), ("v", kind)]), primary_key="id")
     array = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([{"x": 1}]))
     with pytest.raises(InvalidInputError, match=r"v\.y"):
-        table.add(pa.record_batch([pa.array([1]), array], names=["id", "v"]))
+        table.put(pa.record_batch([pa.array([1]), array], names=["id", "v"]))
     table.close()
 
 
@@ -526,10 +526,10 @@ def test_keys_json_uuids_and_blobs_take_other_layouts(tmp_path: Path) -> None:
         "blob": pa.array([b"x", b"y"], pa.binary_view()),
     }
     expected = [{"id": "k1", "doc": '{"a":1}', "u": number}, {"id": "k2", "doc": None, "u": number}]
-    table.add(pa.table(data))
+    table.put(pa.table(data))
     assert table.scan(["id", "doc", "u"]).to_table().sort_by("id").to_pylist() == expected
     large = pa.json_(pa.large_string()).wrap_array(documents.cast(pa.large_string()))
-    table.upsert(pa.table(data | {"id": pc.run_end_encode(keys), "doc": large}))
+    table.put(pa.table(data | {"id": pc.run_end_encode(keys), "doc": large}))
     assert table.scan(["id", "doc", "u"]).to_table().sort_by("id").to_pylist() == expected
     for layout in (keys.cast(pa.string_view()), pc.run_end_encode(keys), keys.dictionary_encode()):
         assert table.lookup(layout, ["id"]).num_rows == 2
