@@ -8,7 +8,6 @@ import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,13 @@ import pyarrow.compute as pc
 import pytest
 
 import lance_memwal as mw
-from lance_memwal import crash_points
-from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.memtable import live
-from lance_memwal.read.reader import Reader
 from lance_memwal.store.location import resolve
-from lance_memwal.table.verbs import KeptWriter
-from lance_memwal.table.writers import open_writer
-from lance_memwal.write.request import Write
+from tests.harness.points import run_once_at
 from tests.harness.processes import start
 from tests.harness.profile import scaled
 from tests.kit.tables import FAST, Outside, create, files_below, ids_of, keyed, manifest_of, outside, rows_of
-from tests.kit.writers import fork, in_thread, wait_for
+from tests.kit.writers import fork
 from tests.shared.shared_child import put_on_signal
 
 
@@ -49,9 +43,10 @@ def test_a_table_without_a_key_takes_rows_as_they_come(tmp_path: Path) -> None:
         assert len(table) == 3
 
 
-def test_a_filter_that_cannot_be_sent_is_refused(table: mw.Table) -> None:
-    with pytest.raises(mw.InvalidInputError, match="SQL text"):
-        table.delete(where=pc.field("v") == 3)
+def test_delete_takes_an_arrow_expression(table: mw.Table) -> None:
+    table.put([row(1), {**row(2), "v": 3}])
+    assert table.delete(where=pc.field("v") == 3).matched == 1
+    assert ids_of(table.scan()) == [1]
 
 
 def test_a_table_is_true_and_has_a_length(table: mw.Table) -> None:
@@ -92,29 +87,21 @@ def test_verbs_see_and_change_the_rows_of_another_process(tmp_path: Path) -> Non
         assert table.get(1) == row(1, s="it's")
 
 
-def test_nothing_is_opened_by_reads_and_the_end_closes(tmp_path: Path) -> None:
-    with create(str(tmp_path / "t")) as table:
-        assert len(table) == 0
-        assert not live.all_of(table.location.key)
-        table.put([row(1)])
-        assert len(live.all_of(table.location.key)) == 1
-    assert not live.all_of(table.location.key)
-    assert [shard.generations for shard in table.shards()] == [(1,)]
-    table.put([row(2)])  # opens another one
-    table.close()
-    table.close()
-    assert ids_of(table.scan()) == [1, 2]
-
-
-def test_an_idle_writer_is_closed_and_flushed(tmp_path: Path) -> None:
+def test_closed_table_opens_another_writer_for_its_verbs(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"))
-    newest = NewestBase(BaseTable.need(resolve(table.uri)))
-    kept = KeptWriter(newest, partial(open_writer, newest, Reader(newest), shared=True), idle_seconds=0.05)
-    for number in range(2):
-        kept.apply(Write("put", [row(number)]))
-        wait_for(lambda: not live.all_of(table.location.key))
-    assert [shard.generations for shard in table.shards()] == [(1, 2)]
-    assert ids_of(table.scan()) == [0, 1]
+    with table:
+        assert ids_of(table.scan()) == []
+        assert table.shards() == []
+        table.put([row(1)])
+        assert not live.all_of(table.location.key)
+    assert [shard.generations for shard in table.shards()] == [()]  # one entry stays in the log
+    table.put([row(2)])
+    for number in range(3, 12):
+        table.put([row(number)])
+    table.close()
+    table.close()
+    assert [shard.generations for shard in table.shards()] == [(1,)]
+    assert ids_of(table.scan()) == list(range(1, 12))
 
 
 def test_nothing_that_was_acknowledged_is_lost_by_closing(tmp_path: Path) -> None:
@@ -236,28 +223,15 @@ def test_a_table_that_is_gone_is_named(tmp_path: Path) -> None:
             table.put([row(1)])
 
 
-def test_a_table_that_is_closed_within_a_write_is_closed_when_that_returns(tmp_path: Path) -> None:
-    """The end of the write closes the writer, as a call of its own and not on top of one: it waits for the flush."""
+def test_close_on_top_of_a_write_returns_at_once(tmp_path: Path) -> None:
+    """As a signal handler does it."""
     table = create(str(tmp_path / "t"))
-    closed, flushes, go_on = [], threading.Event(), threading.Event()
-
-    def point(name: str) -> None:
-        if name == "put.before_ack" and not closed:
-            closed.append(table.close())
-        elif name == "flush.before_write":
-            flushes.set()
-            go_on.wait(60)
-
-    crash_points.install(point)
-    try:
-        adding = in_thread(lambda: table.put([row(0)]))
-        assert flushes.wait(60)
-        adding.wait(0.3)
-        assert adding.running, "it returned before its rows were flushed"
-    finally:
-        crash_points.install(None)
-        go_on.set()
-    assert adding.result().written == 1
+    closed = run_once_at("once.after_put", table.close)
+    assert table.put([row(0)]).written == 1
+    assert closed
+    table.put([row(1)])
+    assert ids_of(table.scan()) == [0, 1]
+    table.close()
 
 
 TWO = mw.Bucket("id", 2)

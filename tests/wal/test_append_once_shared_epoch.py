@@ -18,6 +18,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.log.tailer import WalTailer
+from lance_memwal.memtable import live
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from lance_memwal.arguments import check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.config import WriterConfig
+from lance_memwal.crash_points import reach
 from lance_memwal.errors import ClosedError, InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.memtable import live
@@ -26,6 +27,7 @@ from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import run_in_child
 from lance_memwal.process.trial import tried_in_order
+from lance_memwal.process.waiting import is_on_top
 from lance_memwal.write.admission import StoredLookUp
 from lance_memwal.write.append_queue import AppendResult, QueuedAppend
 from lance_memwal.write.once import OnceAppender
@@ -101,6 +103,7 @@ class SharedShard(NowaitWritable):
         done = self.finish(self._queue(write), _batches_of(write))
         with self._lock:
             self._stats.count_put(SYSTEM_CLOCK.monotonic() - started)
+        reach("put.before_ack")
         return done
 
     def _begin(self, write: Write, *, drain: bool = True) -> Ack:
@@ -261,6 +264,9 @@ class SharedShards:
             return []
         self.closed = True
         self._stop_flushes()
+        if is_on_top():  # in a signal handler: what was acknowledged is in the log
+            self._ticker.cancel()
+            return []
         self._ticker.stop()
 
         def failure(shard_id: str) -> Exception | None:
