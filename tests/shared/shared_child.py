@@ -1,4 +1,4 @@
-"""What child processes do with a table that they share."""
+"""Functions that child processes run on a table that they share."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_process_writes_at_once_after_all_others_were_killed(tmp_path: Path) -
 
 @pytest.mark.parametrize(("point", "written"), [("once.before_put", 2), ("once.after_put", 0)])
 def test_a_transaction_of_a_killed_process_is_repeated_by_another_one(tmp_path: Path, point: str, written: int) -> None:
-    """The process dies before its create, or between the create and the answer. The repeat writes only what is missing."""
+    """The process dies before its create, or between the create and the answer. The repeat writes the missing rows only."""
     table, rows = new_table(tmp_path / "t", None), [{"id": 1, "v": "a"}, {"id": 2, "v": "a"}]
     child = start(die_at, table.uri, point, rows, ("app", 1))
     assert answer(child) == ("ready",)
@@ -163,7 +163,7 @@ def test_a_transaction_of_a_killed_process_is_repeated_by_another_one(tmp_path: 
     assert ids(table) == Counter([0, 1, 2])
 
 
-def test_a_transaction_is_written_once_whichever_process_is_first(tmp_path: Path) -> None:
+def test_a_transaction_of_several_processes_is_written_once(tmp_path: Path) -> None:
     table = new_table(tmp_path / "t", None)
     children = [start(put_applications, table.uri, 12, name) for name in range(3)]
     wrote = [number for child in children for number in answer(child)[0]]

@@ -199,11 +199,11 @@ class Table(WholeTable, Writable):
         shared: bool = False,
         **overrides: Any,
     ) -> TableWriter:
-        """A writer that routes rows to shards; shard writers are opened when rows need them.
+        """A writer that routes rows to shards.
 
-        With `shared` many processes write the table: the first one that needs a shard owns it, others send their writes to
-        it, and one of them takes over when it is gone. Otherwise this writer claims its shards, whoever has them. When
-        somebody else claims one, `on_fenced` says whether its writes raise `FencedError`, or claim the shard back.
+        With `shared` it owns no shard: any number of processes append next to each other. A put then makes two requests
+        instead of one, and busy processes take turns on a shard. Without `shared` the writer is exclusive: it claims its
+        shards, and a newer exclusive writer fences it.
 
         Its shards are compacted in the background as `compaction` says; None switches that off. Of more than
         `max_open_shards` shards, those that were not written to for longest are parked: they stay this writer's own,
