@@ -153,8 +153,8 @@ BUGS = (
     Bug(
         "an append of a sink is made again",
         "write/once.py",
-        "        if tail.transactions.is_repeat(self.txn):\n",
-        "        if self.created is not None and tail.transactions.is_repeat(self.txn):\n",
+        "            if tail.transactions.is_repeat(write.txn):\n",
+        "            if write.result is not None and tail.transactions.is_repeat(write.txn):\n",
         ("tests/wal/test_append_once_shared_epoch.py", "tests/wal"),
     ),
     Bug(
@@ -174,8 +174,8 @@ BUGS = (
     Bug(
         "a shared entry below the cursor counts",
         "write/once.py",
-        "is_above = position > newest.replay_after_wal_entry_position and",
-        "is_above = position > 0 or",
+        "if position > newest.replay_after_wal_entry_position and generation >= newest.current_generation:",
+        "if position > 0:",
         ("tests/wal/test_append_once_shared_epoch.py", "tests/wal"),
     ),
     Bug(
@@ -188,8 +188,8 @@ BUGS = (
     Bug(
         "an append is skipped because of an unconfirmed entry",
         "write/once.py",
-        "            elif tail.unconfirmed:  # append R8",
-        "            elif tail.unconfirmed > 99:  # append R8",
+        "                if attempt.parts or tail.unconfirmed:\n                    break\n                queue.answer(",
+        "                if attempt.parts or tail.unconfirmed > 99:\n                    break\n                queue.answer(",
         ("tests/wal/test_append_once_shared_epoch.py",),
     ),
     Bug(
@@ -422,20 +422,18 @@ BUGS = (
     ),
     # ------------------------------------------------------------------------------------------------------ shared shards
     Bug(
-        "an owner answers a forwarded put before it is durable",
-        "serve/wire.py",
-        "            return writer.put(parts[0], txn=txn, **conditions)\n",
-        "            import threading\n\n"
-        "            threading.Timer(0.2, writer.put, (parts[0],), {'txn': txn, **conditions}).start()\n"
-        "            return WriteResult.of({writer.shard_id: ShardWrite(range(1, 2), sum(map(len, parts[0] or ())))})\n",
-        ("tests/serve/test_shared_writers.py::test_every_verb_is_forwarded",),
+        "a create that meets its own entry appends again",
+        "write/once.py",
+        "if claim.shard_id in self._tails and not tail.transactions.is_repeat(attempt.own):",
+        "if True:",
+        ("tests/shared/test_shared_groups.py",),
     ),
     Bug(
-        "a forwarded write that is sent again has another mark",
-        "serve/shared_shard.py",
-        "                if marked and given is None:\n",
-        "                if marked and (given is None or mark is not None):\n",
-        ("tests/serve/test_owners_that_die.py::test_a_put_whose_answer_was_lost_is_not_written_twice",),
+        "an attempt that may be in the log is planned again",
+        "write/once.py",
+        "        if tail.transactions.is_repeat(attempt.own):\n            queue.settle(attempt)",
+        "        if not attempt.results:\n            queue.settle(attempt)",
+        ("tests/shared/test_shared_groups.py",),
     ),
     # ------------------------------------------------------------------------------------------------------- change feed
     Bug(
@@ -542,11 +540,11 @@ BUGS = (
     ),
     # ------------------------------------------------------------------------------------------------ epochs used again
     Bug(
-        "a parked shard is taken up again while an entry of the writer before is on its way",
-        "serve/shared_shard.py",
-        "self._parked = writer.park() if self._closed else None",
-        "self._parked = (writer.abort(), parked)[1] if self._closed else None",
-        ("tests/serve/test_shared_endings.py",),
+        "a conditional write shares an entry with the writes before it",
+        "write/once.py",
+        "                    if attempt.parts and not source.is_fixed:\n                        break\n",
+        "",
+        ("tests/shared/test_shared_groups.py",),
     ),
     Bug(
         "a shard is parked while a memtable of it is flushed",
@@ -578,11 +576,18 @@ BUGS = (
         ("tests/wal/test_append_once_shared_epoch.py",),
     ),
     Bug(
-        "a write whose owner was slow, and then none any more, is called undone",
-        "serve/caller.py",
-        "                if was_sent:  # whether",
-        "                if was_sent and not was_sent:  # whether",
-        ("tests/serve/test_shared_endings.py",),
+        "the other writes of a lost entry are written again",
+        "write/append_queue.py",
+        "for write, _ in attempt.parts if unknown else ():",
+        "for write, _ in ():",
+        ("tests/shared/test_shared_groups.py",),
+    ),
+    Bug(
+        "an exclusive writer claims a shard back from another exclusive one",
+        "table/writers.py",
+        "return sentinel is not None and sentinel.footer is not None and sentinel.footer.joint",
+        "return True",
+        ("tests/shared/test_shared_groups.py",),
     ),
     # ----------------------------------------------------------------------------------------------- snapshots and their feeds
     Bug(

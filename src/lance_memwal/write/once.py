@@ -578,7 +578,11 @@ class OnceAppender:
         began = self._clock.monotonic()
         queue.attempt = attempt
         if not self._create(claim, tail, data):
-            queue.attempt = None
+            # A retry below may have met the entry of this attempt; after GC passed the position, only the map knows.
+            if claim.shard_id in self._tails and not tail.transactions.is_repeat(attempt.own):
+                queue.attempt = None
+            else:
+                attempt.created(claim.shard_id, position, generation, footer.written_ms or 0)
             return
         note_entry = attempt.parts[0][0].note_entry
         if note_entry is not None:
@@ -839,6 +843,7 @@ class OnceAppender:
         ((write, now),) = attempt.parts
         source = write.source(version.fitting(claim.shard_id, routed=write.is_routed_by(version.sharding)))
         sstable: SsTable | None = None
+        is_announced = False
         for _ in attempts(f"the log of shard {claim.shard_id}", self._clock):
             tail = self.catch_up(claim)
             self._decide(queue, tail)
@@ -853,7 +858,7 @@ class OnceAppender:
                 continue
             generation = tail.manifest.current_generation
             if sstable is None or sstable.generation != generation:
-                if sstable is not None and not attempt.results:  # no marker names it, so no other process knows it
+                if sstable is not None and not is_announced:  # no marker names it, so no other process knows it
                     discard_sstable(self.location, claim.shard_id, sstable.path)
                 now = source.find()
                 if not now.num_rows:
@@ -869,10 +874,11 @@ class OnceAppender:
             position = tail.last_position + 1
             reach("once.before_mark")
             queue.attempt = attempt
-            if not self._create(claim, tail, encode_mark(claim.epoch, footer)):
-                queue.attempt = None
-                continue
+            is_created = self._create(claim, tail, encode_mark(claim.epoch, footer))
             attempt.created(claim.shard_id, 0, generation, footer.written_ms or 0)
+            if not is_created:
+                continue  # the map decides whether the marker is there
+            is_announced = True
             reach("once.before_commit")
             if self._commit(claim, sstable, position, announced=True):
                 reach("once.after_commit")
