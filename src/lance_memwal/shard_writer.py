@@ -439,11 +439,6 @@ class ShardWriter(Readable, NowaitWritable):
         return self._shard.health.table_id
 
     @property
-    def shard_time_ms(self) -> int:
-        """The time of the shard, by which ids are forgotten; one that is born now carries it."""
-        return self._shard.transactions.time.birth_ms
-
-    @property
     def next_position(self) -> int:
         """The log position of its next entry."""
         return self._shard.log.next_position

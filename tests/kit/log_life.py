@@ -265,11 +265,9 @@ def sweep(plans: Iterator[tuple[str, FaultPlan]], *, intact: Callable[[FaultScri
 Kind = Literal["put", "delete", "update"]
 State = int | None
 _KEPT_SECONDS = 30.0  # longer than any read takes
-# How long after its process died, or was told of an error, a write may still happen. To the log of a shard that the process
-# owned: not at all. What it puts is there before the sentinel of the next claim and is replayed by it, or finds its position
-# taken. A write that was forwarded is in the hands of the owner, who does not hear that its client died. Plain writes of a shard
-# wait in one queue there, so that what the next process sends comes after it; one that reads first (a condition) may be
-# overtaken, by as long as it reads. An owner that takes longer than two seconds counts as slow (`serve.channel.ANSWER_SECONDS`).
+# How long after its process died, or got an error, a write may still take effect. In the log of an exclusive writer: not at all.
+# Its entry is below the sentinel of the next claim, which replays it, or finds its position taken. In a shared epoch an entry of
+# a process that got an error stays in the log, and may have been created a moment after a read by another process.
 LATE_SECONDS = 2.0
 
 

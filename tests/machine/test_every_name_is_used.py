@@ -209,12 +209,12 @@ _REASONS: dict[str, str] = {
     "the engine asks it, users only make one": """
         BTreeIndex Bucket Cursor.check_table Cursor.place Cursor.stored FtsIndex HnswIndex Identity LastWrite.remember_ms
         Manual Snapshot.check_table Snapshot.is_part_of Snapshot.stored Unsharded""",
-    "the engine's own rooms call it: upkeep, serving, forks, parking": """
+    "the engine's own rooms call it: upkeep, forks, parking": """
         ChangeFeed.needed Scan.snapshot ShardWriter.capture
         ShardWriter.is_parked ShardWriter.is_writing ShardWriter.leave ShardWriter.of_table ShardWriter.orphan
-        ShardWriter.park ShardWriter.publish ShardWriter.seal ShardWriter.shard_time_ms
+        ShardWriter.park ShardWriter.publish ShardWriter.seal
         ShardWriter.table_id ShardWriter.unpublished_generation Table.base
-        TableWriter.attend TableWriter.follow_columns TableWriter.orphan WalAppender.orphan WalTailer.peek""",
+        TableWriter.follow_columns TableWriter.orphan WalAppender.orphan WalTailer.peek""",
     "TableWriter calls it for every shard, and steps call that": "ShardWriter.abort ShardWriter.evolve_schema",
     "commits by hand may break any table; tests/manifest has them": """
         ShardManifestStore.commit_maintenance ShardManifestStore.commit_update ShardManifestStore.is_crowded

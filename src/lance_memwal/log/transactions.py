@@ -8,9 +8,7 @@ Owns the rules around the transaction map. Invariants:
    version under another query's application id is an error.
 3. An application that was silent for longer than its expiry leaves the map with the next whole one. Silence is measured
    by the time of the shard, which no single reading of a clock moves (`ShardTime`).
-4. The id of a client that repeats its own writes carries the shard time of its birth. One that the map does not know and
-   that is older than its expiry may have been forgotten: its write is refused, since its outcome is unknown.
-5. Every map can be written: ids are bounded in length and in number, and one that is too long is left out, since no
+4. Every map can be written: ids are bounded in length and in number, and one that is too long is left out, since no
    write may carry it any more.
 """
 
@@ -19,16 +17,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from lance_memwal.arguments import digits_of
 from lance_memwal.clock import Clock
-from lance_memwal.errors import (
-    InvalidInputError,
-    UnavailableError,
-)
+from lance_memwal.errors import InvalidInputError
 from lance_memwal.types import BaseMark, EntryFooter, EntryTransaction, SeenMap, SeenTransaction, Transaction
 
 EXPIRY_MS = 30 * 24 * 3600 * 1000
-OWN_PREFIX = "memwal:"  # ids of our own: forwarding clients, appends without a user's transaction
+OWN_PREFIX = "memwal:"  # ids of logs: of appends in shared epochs. Earlier versions added `@` and a time
 OWN_EXPIRY_MS = 3600 * 1000
 MAX_ID_BYTES = 512  # of an application or a query, as JSON
 MAX_APPLICATIONS = 10_000
@@ -120,11 +114,6 @@ class ShardTime:
             return 0
         return self._agreed_ms + int((self._clock.monotonic() - self._since) * 1000)
 
-    @property
-    def birth_ms(self) -> int:
-        """The time at which an id is born now: before the first entry, which starts the time, that of the wall clock."""
-        return self._clock.now_ms() if self._agreed_ms is None else self.expiry_ms
-
 
 class TransactionMap:
     """The transactions of one shard as one of its writers knows them, and when an entry must carry them all.
@@ -146,17 +135,9 @@ class TransactionMap:
         return is_repeat(txn, self._seen)
 
     def admit(self, txn: Transaction) -> None:
-        """Refuse an application that would be one too many, or a client that may have been forgotten."""
+        """Refuse an application that would be one too many."""
         if txn.app in self._seen:
             return
-        born_ms = _born_ms(txn.app)
-        if born_ms is not None and self.time.expiry_ms - born_ms >= OWN_EXPIRY_MS:
-            raise UnavailableError(
-                "the outcome of this write is unknown: its id is so old that the shard may have forgotten it; look whether "
-                "its rows are there before you write them again",
-                ambiguous=True,
-                retryable=False,
-            )
         if len(self._seen) < MAX_APPLICATIONS:
             return
         self._expire()
@@ -241,18 +222,6 @@ def _forgotten_when(app: str) -> str:
 
 def _is_live(app: str, item: SeenTransaction, now_ms: int) -> bool:
     return now_ms - item.written_ms < _expiry_ms(app) and _is_short(app) and _is_short(item.query)
-
-
-def client_id(uuid: str, born_ms: int) -> str:
-    """The id of a client that was born at this time of the shard."""
-    return f"{OWN_PREFIX}{uuid}@{born_ms}"
-
-
-def _born_ms(app: str) -> int | None:
-    """When (time of the shard) the client of this id was born; None for other ids."""
-    if not is_own(app):
-        return None
-    return digits_of(app.rpartition("@")[2])
 
 
 def is_own(app: str) -> bool:

@@ -12,7 +12,6 @@ Owns the list of what a child must not use, and the note that Lance was used bef
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
 from collections.abc import Callable
@@ -47,11 +46,6 @@ def run_in_child(hook: Callable[[], None]) -> None:
     """Call `hook`, once however often it is given, in every child that is forked from now on; it may wait for no lock."""
     _be_told()
     _hooks[hook] = None
-
-
-def keep_for_ever(thing: object) -> None:
-    """Never destroy a native object of the parent: its end would wait for threads that are not in a child."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def use_lance() -> None:
