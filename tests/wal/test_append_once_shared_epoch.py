@@ -237,7 +237,7 @@ def _late_entry(uri: str, claim: ShardClaim) -> tuple[str, bytes]:
     sent: list[tuple[str, bytes]] = []
 
     def sleep(kind: str, path: str, *rest: Any) -> None:
-        if kind == "put_new":
+        if kind == "put_new" and "/wal/" in path:
             sent.append((path, bytes(rest[0])))
             raise SleepError
 
