@@ -257,6 +257,13 @@ BUGS = (
         ("tests/search/test_texts_of_the_base.py",),
     ),
     Bug(
+        "Lance ranks superseded rows in a vector search",
+        "read/vector_search.py",
+        "blocked = merge.blocklist()",
+        "blocked = None",
+        ("tests/search/test_vector_search.py::test_superseded_rows_take_no_places_and_make_few_requests_more",),
+    ),
+    Bug(
         "rows that were superseded since the list for Lance was made are found",
         "read/superseded_rows.py",
         "            return known.data, new\n",
