@@ -6,7 +6,8 @@ example has a deadline of its own: a busy machine is no bug, and every test has 
 Interrupts interrupt: a shell that starts the tests in the background lets them, and all that they start, ignore SIGINT.
 
 No test leaves a writer's threads to the next one, which may count them: what a test dropped is collected after it. Where
-a writer of the whole file is open all the time, the threads are its own, and may become more.
+a writer of the whole file is open all the time, the threads are its own, and may become more. A handler at
+crash points does not outlive its test.
 """
 
 import gc
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from lance_memwal import crash_points
 from tests.harness.profile import profile
 from tests.kit.writers import SECONDS, memwal_threads
 
@@ -42,3 +44,9 @@ def _no_writer_is_left() -> Iterator[None]:
     for thread in left:
         thread.join(SECONDS)
         assert not thread.is_alive(), f"the test left {thread.name} running"
+
+
+@pytest.fixture(autouse=True)
+def _no_handler_is_left() -> Iterator[None]:
+    yield
+    crash_points.install(None)

@@ -21,22 +21,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-__all__ = [
-    "POLL",
-    "RETRY",
-    "SYSTEM_CLOCK",
-    "BackOff",
-    "Clock",
-    "Lane",
-    "Lock",
-    "LoneThread",
-    "SystemClock",
-    "TellingLock",
-    "in_order",
-    "side_by_side",
-    "thread_pool",
-]
-
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 

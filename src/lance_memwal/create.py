@@ -70,18 +70,6 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.sequenced import FEW_TRIES, attempts
 from lance_memwal.types import ShardManifest
 
-__all__ = [
-    "LEFTOVERS",
-    "Choices",
-    "check_existing",
-    "commit_entry",
-    "enable_base",
-    "install",
-    "make_details",
-    "refuse_leftovers",
-    "write_base",
-]
-
 _LOG = logging.getLogger(__name__)
 _OWN_PREFIX = "memwal."  # the id and the merge of a table, which its defaults hold too: never copied to another table
 LEFTOVERS = (

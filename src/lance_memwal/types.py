@@ -20,32 +20,6 @@ import pyarrow as pa
 from lance_memwal.arguments import check_items, described
 from lance_memwal.errors import CorruptDataError, InvalidInputError
 
-__all__ = [
-    "EntryFooter",
-    "EntryTransaction",
-    "Epoch",
-    "FlushResult",
-    "Generation",
-    "LANCE_COLUMNS",
-    "ROW_ADDRESS",
-    "ROW_ID",
-    "SeenMap",
-    "SeenTransaction",
-    "ShardManifest",
-    "ShardStatus",
-    "ShardingField",
-    "ShardingSpec",
-    "SsTable",
-    "TOMBSTONE",
-    "TOMBSTONE_FIELD",
-    "Transaction",
-    "WalEntry",
-    "WalPosition",
-    "check_shard_id",
-    "check_shard_ids",
-    "is_shard_id",
-]
-
 Epoch = NewType("Epoch", int)
 WalPosition = NewType("WalPosition", int)
 Generation = NewType("Generation", int)

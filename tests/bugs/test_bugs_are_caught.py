@@ -8,7 +8,7 @@ import pytest
 from tests.bugs.catalogue import BUGS, Bug
 from tests.bugs.planting import PACKAGE, ROOT, caught_by, with_bug
 
-AT_LEAST = 30
+AT_LEAST = 87  # a bug whose feature goes is replaced by one in the mechanism that takes over
 QUICK = next(bug for bug in BUGS if bug.name == "a bloom filter misses a key")
 
 

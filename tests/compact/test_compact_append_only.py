@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "old manifest names": {"enable_v2_manifest_paths": False},
 }
 AT_ONCE = dt.timedelta(0)
-
-
-@pytest.fixture(autouse=True)
-def _no_handler_is_left() -> Iterator[None]:
-    yield
-    crash_points.install(None)
 
 
 def _rows(numbers: Any) -> pa.Table:

@@ -16,7 +16,6 @@ import pytest
 from compact_child import maintain
 
 import lance_memwal as mw
-from lance_memwal import crash_points
 from lance_memwal.compact.run import Compactor
 from lance_memwal.errors import ObjectExistsError
 from lance_memwal.lance import commit
@@ -30,13 +29,6 @@ from tests.harness.points import run_once_at
 from tests.harness.processes import start
 from tests.harness.profile import scaled
 from tests.kit.compaction import Kept, by_lance_only, unheld_files, with_key
-
-
-@pytest.fixture(autouse=True)
-def _no_handler_is_left() -> Iterator[None]:
-    yield
-    crash_points.install(None)
-
 
 OVERLAPS = [
     ("key", "compact.chosen"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ from tests.harness.points import run_once_at
 from tests.kit.compaction import by_lance_only, unheld_files, with_key
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-
-
-@pytest.fixture(autouse=True)
-def _no_handler_is_left() -> Iterator[None]:
-    yield
-    crash_points.install(None)
 
 
 def rows(ids: Any, value: str) -> dict[str, Any]:

@@ -238,6 +238,15 @@ def test_columns_rows_and_order_are_those_of_the_table(polars_table: mw.Table) -
     assert mw.polars.scan(polars_table.uri, consistency="flushed").select(pl.len()).collect().item() == 55
 
 
+@pytest.mark.parametrize("kind", [pa.struct([("u", pa.uuid())]), pa.list_(pa.json_())], ids=str)
+def test_polars_scans_a_table_with_nested_extension_types(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("x", kind)])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id")
+    with table.writer(fsync=False) as writer:
+        writer.put({"id": [1, 2]}, missing="null")
+    assert mw.polars.scan(table).filter(ID > 1).select("id").collect()["id"].to_list() == [2]
+
+
 def test_a_collected_frame_is_of_its_moment(tmp_path: Path) -> None:
     table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id")
     frame = mw.polars.scan(table).select(pl.len())

@@ -123,37 +123,31 @@ DAMAGED_CHECKPOINTS: dict[str, Plant] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGED_CONSUMERS)
-def test_a_damaged_consumer_is_named_and_can_be_dropped(place: Path, damage: str) -> None:
-    DAMAGED_CONSUMERS[damage](place)
+@pytest.mark.parametrize(
+    ("damage", "record", "calls"),
+    [(damage, CONSUMER, ("consumers", "consumer", "gc", "stats")) for damage in DAMAGED_CONSUMERS]
+    + [(damage, CHECKPOINT, ("checkpoints", "at", "gc")) for damage in DAMAGED_CHECKPOINTS],
+)
+def test_a_damaged_record_is_named_and_can_be_dropped(
+    place: Path, damage: str, record: str, calls: tuple[str, ...]
+) -> None:
+    of_consumer = record == CONSUMER
+    (DAMAGED_CONSUMERS if of_consumer else DAMAGED_CHECKPOINTS)[damage](place)
     table = mw.open_table(str(place))
-    for name in ("consumers", "consumer", "gc", "stats"):
+    for name in calls:
         with pytest.raises(mw.CorruptDataError) as caught:
             all_calls(table)[name]()
-        assert caught.value.path == f"{CONSUMER}/{NEXT}.json", name
-    assert [problem.where for problem in table.verify().problems] == [CONSUMER]
-    table.drop_consumer("x")
-    assert table.consumers() == []
+        assert caught.value.path == f"{record}/{NEXT}.json", name
+    assert [problem.where for problem in table.verify().problems] == [record]
+    table.drop_consumer("x") if of_consumer else table.checkpoint_drop("cp")
+    assert (table.consumers() if of_consumer else table.checkpoints()) == []
     assert table.verify().ok
     table.gc(grace_seconds=0)
-    assert sum(batch.num_rows for batch in table.consumer("x", until="now")) == 2
-
-
-@pytest.mark.parametrize("damage", DAMAGED_CHECKPOINTS)
-def test_a_damaged_checkpoint_is_named_and_can_be_dropped(place: Path, damage: str) -> None:
-    DAMAGED_CHECKPOINTS[damage](place)
-    table = mw.open_table(str(place))
-    for name in ("checkpoints", "at", "gc"):
-        with pytest.raises(mw.CorruptDataError) as caught:
-            all_calls(table)[name]()
-        assert caught.value.path == f"{CHECKPOINT}/{NEXT}.json", name
-    assert [problem.where for problem in table.verify().problems] == [CHECKPOINT]
-    table.checkpoint_drop("cp")
-    assert table.checkpoints() == []
-    assert table.verify().ok
-    table.gc(grace_seconds=0)
-    table.checkpoint_create("cp")
-    assert table.at("cp").count_rows() == 2
+    if of_consumer:
+        assert sum(batch.num_rows for batch in table.consumer("x", until="now")) == 2
+    else:
+        table.checkpoint_create("cp")
+        assert table.at("cp").count_rows() == 2
 
 
 @pytest.mark.parametrize("said", [{"position": 1 << 64}, {"position": -1}, {"position": "1"}, {"announced": BEYOND}])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,12 +23,6 @@ from tests.harness.points import run_once_at
 from tests.kit.identity import SCHEMA, in_another_process, make, overwrite, row, shown
 
 SHARD = mw.shard_id_for(mw.Unsharded())
-
-
-@pytest.fixture(autouse=True)
-def _no_hook_stays() -> Iterator[None]:
-    yield
-    crash_points.install(None)
 
 
 def _generation(table: mw.Table, *ids: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,6 @@ from tests.harness.points import run_once_at
 from tests.kit.identity import REPLACED, SCHEMA, in_another_process, make, make_anew, remove, row, shown
 
 A_MINUTE = 61.0
-
-
-@pytest.fixture(autouse=True)
-def _no_hook_stays() -> Iterator[None]:
-    yield
-    crash_points.install(None)
 
 
 def _files(uri: str) -> dict[str, int]:

@@ -14,6 +14,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.errors import InvalidInputError
 from tests.harness.profile import scaled
+from tests.kit.effort import calls_of
 from tests.kit.search import SETTINGS, Row, Spread, distances, ids, schema_of, spread, to_table
 
 
@@ -120,18 +121,41 @@ def test_recency_is_decided_before_the_filter(tmp_path: Path) -> None:
             writer.wait_for_flush_drain(100)
 
 
-def test_k_is_filled_although_almost_every_near_row_was_deleted(tmp_path: Path) -> None:
-    """Lesson 25: deleted rows take no places, however many of them are the nearest."""
-    schema = schema_of(4)
-    rows = [Row(i, np.full(4, i, np.float32), None, 0) for i in range(600)]
-    table = mw.create_table(str(tmp_path / "t"), to_table(rows, schema), primary_key="id")
-    table.dataset.create_index("v", "IVF_FLAT", num_partitions=4, name="v_ann")
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable row ids"])
+@pytest.mark.parametrize("key", [int, "{:04}".format], ids=["numbers", "texts"])
+def test_superseded_rows_take_no_places_and_make_few_requests_more(tmp_path: Path, key: Any, stable: bool) -> None:
+    """Lesson 25: what is nearest, or first in an order, does not depend on how much before it was deleted; nor does the work."""
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(np.arange(6_000, dtype=np.float32), 4)), 4)
+    keys = pa.array([key(i) for i in range(6_000)])
+    schema = pa.schema(
+        [pa.field("id", keys.type, nullable=False), pa.field("v", vectors.type), pa.field("n", pa.int64())]
+    )
+    uri = str(tmp_path / "t")
+    base = lance.write_dataset(
+        pa.table([keys, vectors, range(6_000)], schema=schema), uri, enable_stable_row_ids=stable
+    )
+    base.create_index("v", "IVF_FLAT", num_partitions=4, name="v_ann")
+    table, calls = mw.enable(uri, primary_key="id"), list[tuple[int, int]]()
     with table.shard_writer(**SETTINGS) as writer:
-        writer.delete(range(250))
-        writer.force_seal_active()
-        writer.wait_for_flush_drain(100)
-        writer.delete(range(250, 500))
-        assert ids(table.search(vector=np.zeros(4), k=10, nprobes=1)) == list(range(500, 510))
+        for start, end in ((0, 500), (500, 2_500), (2_500, 5_000)):
+            writer.delete(keys.slice(start, end - start))
+            if end == 2_500:
+                writer.force_seal_active()
+                writer.wait_for_flush_drain(100)
+
+            def nearest(end: int = end) -> None:
+                found = table.search(vector=np.zeros(4), k=10, columns=["n"], nprobes=1)
+                assert found["n"].to_pylist() == list(range(end, end + 10))
+
+            def first(end: int = end) -> None:
+                found = table.scan(["n"], order_by=["n"], limit=10).to_table()
+                assert found["n"].to_pylist() == list(range(end, end + 10))
+
+            nearest()  # also finds the ids of superseded rows, once
+            first()
+            calls.append((calls_of(nearest), calls_of(first)))
+    for few, *_, many in zip(*calls, strict=True):
+        assert many < 1.17 * few
 
 
 def test_k_is_filled_although_few_rows_match_the_filter(tmp_path: Path) -> None:

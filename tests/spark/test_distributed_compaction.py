@@ -3,7 +3,7 @@
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,6 @@ from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
 from tests.kit.spark import KEYS, KINDS, Story, Tasks, as_rows, compact_by_tasks, schema_of, staged
-
-
-@pytest.fixture(autouse=True)
-def _no_handler_is_left() -> Iterator[None]:
-    yield
-    crash_points.install(None)
 
 
 def marks(uri: str) -> dict[str, int]:
@@ -283,35 +277,30 @@ def test_a_merge_that_only_inserted_is_a_conflict_too(tmp_path: Path) -> None:
     story.check()
 
 
-def test_after_a_change_of_the_base_only_changed_fragments_are_looked_at_again(tmp_path: Path) -> None:
+def _few_changes(story: Story) -> None:
+    story.base_deletes([21, 22])
+    story.base([200, 201])
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        (_few_changes, []),  # the driver itself looks at the two changed fragments
+        (lambda story: story.base(range(200, 220), rows_per_file=1), [list(range(4, 24))]),
+    ],
+    ids=["few", "many"],
+)
+def test_after_changes_of_the_base_only_changed_fragments_are_looked_at_again(
+    tmp_path: Path, change: Callable[[Story], None], again: list[list[int]]
+) -> None:
     story = Story(tmp_path / "t", "number")
     story.base(range(64), rows_per_file=16)
     with story.table.writer(compaction=None) as writer:
         story.put(writer, [1, 20, 40, 100])
-
-    def change() -> None:
-        story.base_deletes([21, 22])
-        story.base([200, 201])
-
-    run_once_at("compact.before_manifest", change)
-    tasks = Tasks()
-    report = compact_by_tasks(story.uri, tasks)
-    assert report.conflicts == 1
-    assert [list(map(int, call)) for call in tasks.calls[1:]] == [
-        [0, 1, 2, 3]
-    ]  # the driver itself looks at the two others
-    story.check()
-
-
-def test_after_many_changes_of_the_base_tasks_look_at_the_changed_fragments(tmp_path: Path) -> None:
-    story = Story(tmp_path / "t", "number")
-    story.base(range(64), rows_per_file=16)
-    with story.table.writer(compaction=None) as writer:
-        story.put(writer, [1, 20, 40, 100])
-    run_once_at("compact.before_manifest", lambda: story.base(range(200, 220), rows_per_file=1))
+    run_once_at("compact.before_manifest", lambda: change(story))
     tasks = Tasks()
     assert compact_by_tasks(story.uri, tasks).conflicts == 1
-    assert [list(map(int, call)) for call in tasks.calls[1:]] == [[0, 1, 2, 3], list(range(4, 24))]
+    assert [list(map(int, call)) for call in tasks.calls[1:]] == [[0, 1, 2, 3], *again]
     story.check()
 
 
@@ -333,25 +322,11 @@ def test_an_index_and_a_column_that_appear_meanwhile_are_kept(tmp_path: Path) ->
     assert as_rows(shown.drop_columns(["more"])) == story.expected
 
 
-def test_generations_that_were_collected_meanwhile_are_not_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("generations", "point"), [(2, "compact.chosen"), (1, "compact.after_fragments")])
+def test_generations_that_were_collected_make_the_run_start_over(tmp_path: Path, generations: int, point: str) -> None:
     story = Story(tmp_path / "t", "number")
     story.base()
-    story.generations(2)
-
-    def overtake() -> None:
-        other = mw.open_table(story.uri)
-        other.compact()
-        assert other.gc(grace_seconds=0).count("sstable") > 0
-
-    run_once_at("compact.chosen", overtake)
-    assert compact_by_tasks(story.uri).conflicts == 1
-    story.check()
-
-
-def test_generations_that_were_collected_after_stage_a_make_the_run_start_over(tmp_path: Path) -> None:
-    story = Story(tmp_path / "t", "number")
-    story.base()
-    story.generations(1)
+    story.generations(generations)
 
     def overtake() -> None:
         other = mw.open_table(story.uri)
@@ -359,7 +334,7 @@ def test_generations_that_were_collected_after_stage_a_make_the_run_start_over(t
         assert other.gc(grace_seconds=0).count("sstable") > 0
         CACHE.clear()
 
-    run_once_at("compact.after_fragments", overtake)
+    run_once_at(point, overtake)
     assert compact_by_tasks(story.uri).conflicts == 1
     story.check()
 

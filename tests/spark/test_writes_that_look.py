@@ -193,8 +193,9 @@ def test_a_sequence_that_the_table_does_not_have_is_not_added(spark: Any, uri: s
         sequenceBy="SEQ",
         mergeSchema=True,
     )
+    save(spark.sql("SELECT 1L AS id, 'c' AS value, 2L AS ts, 4 AS more"), uri, sequenceBy="TS", mergeSchema=True)
     assert mw.open_table(uri).schema.names == ["id", "value", "ts", "more"]
-    assert rows_of(table) == {1: ("b", 1, 3)}
+    assert rows_of(table) == {1: ("c", 2, 4)}
 
 
 def test_a_column_of_the_change_feed_is_not_added(spark: Any, uri: str, save: Save) -> None:

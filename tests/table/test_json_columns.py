@@ -165,9 +165,14 @@ def test_nested_json_is_checked_as_json_columns_are(tmp_path: Path) -> None:
             for name, array in nested(wrong).items():
                 with pytest.raises(mw.InvalidInputError, match=f"'{name}': cannot store the JSON"):
                     writer.put(pa.table({"k": [1], name: array}), missing="null")
-        writer.put(pa.table({"k": [1], **nested('{"b": 1, "a": 2}')}))
+                with pytest.raises(mw.InvalidInputError, match=f"'{name}': cannot store the JSON"):
+                    writer.put({"k": [1], name: array.to_pylist()}, missing="null")
+        good = nested('{"b": 1, "a": 2}')
+        writer.put(pa.table({"k": [1], **good}))
+        writer.put({"k": [2], **{name: array.to_pylist() for name, array in good.items()}})
     row = mw.open_table(table.uri).get(1)
     assert row == {"k": 1, "s": {"j": '{"a":2,"b":1}'}, "l": ['{"a":2,"b":1}'], "m": [("a", '{"a":2,"b":1}')]}
+    assert mw.open_table(table.uri).get(2) == {**row, "k": 2}
 
 
 def hiding(text: str) -> dict[str, pa.Array]:

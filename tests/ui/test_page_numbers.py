@@ -234,7 +234,6 @@ def test_a_damaged_entry_is_shown_as_one(tmp_path: Path) -> None:
         ("/api/entry", {"shard": "5f1c7d1e-0a52-4f0b-9a35-3f3a1f6c2b10", "position": "1" * 30}),
         ("/api/entry", {"shard": "5f1c7d1e-0a52-4f0b-9a35-3f3a1f6c2b10", "position": "0"}),
         ("/api/look", {"order": "x"}),
-        ("/api/timeline", {"shard": "%00"}),
     ],
 )
 def test_addresses_that_make_no_sense_are_told_so(empty: Page, path: str, parameters: dict[str, str]) -> None:

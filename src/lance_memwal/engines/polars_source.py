@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from lance_memwal.engines.dataset import Readable, columns_of
 from lance_memwal.process.extras import need
 from lance_memwal.read.tiers import Consistency
+from lance_memwal.rows.normal_form import no_rows
 
 _SIGNS: Mapping[str, Callable[[Any, Any], pc.Expression]] = {
     "Eq": operator.eq, "Lt": operator.lt, "LtEq": operator.le, "Gt": operator.gt, "GtEq": operator.ge,
@@ -52,7 +53,7 @@ def polars_source(table: Readable, consistency: Consistency) -> Any:
                 return
 
     def schema() -> Any:
-        return polars.from_arrow(columns_of(table).empty_table()).schema
+        return polars.from_arrow(no_rows(columns_of(table))).schema
 
     return plugins.register_io_source(rows, schema=schema, explain_name="lance-memwal")
 

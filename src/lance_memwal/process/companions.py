@@ -1,7 +1,6 @@
-"""Who is likely to come along in a moment.
+"""How long the leader of a group commit waits for more puts to join its entry.
 
-Owns `Companions`: how long the leader of a group waits for threads that were just served. Invariant: it never sleeps; it
-only gives up the interpreter, and no more often than that brings somebody.
+Owns `Companions`. Invariant: the leader never sleeps. It only gives up the interpreter, and stops when that adds no put.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from lance_memwal.clock import Clock
 
 
 class Companions:
-    """How many came along lately; used by one leader at a time."""
+    """How many puts joined lately; used by one leader at a time."""
 
     __slots__ = ("_expected",)
 
@@ -20,9 +19,9 @@ class Companions:
         self._expected = 0
 
     def gather(self, waiting: Sized, clock: Clock) -> None:
-        """Let threads that were just served join `waiting`, while that brings as many as there were lately.
+        """Wait briefly so that concurrent puts share one entry: until as many are `waiting` as lately.
 
-        Otherwise they would want the interpreter between the leader's system calls, and make a group each.
+        Without the wait, the entries of eight threads have two puts instead of seven.
         """
         count = len(waiting)
         while count < self._expected:

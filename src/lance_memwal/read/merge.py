@@ -28,7 +28,7 @@ from lance_memwal.read.base_rows import is_first_time, shown_rows
 from lance_memwal.read.fresh import ShardMerge, live_rows, not_in
 from lance_memwal.read.hidden_rows import HiddenById, HiddenByKey, HiddenRows
 from lance_memwal.read.memory import matching_rows, narrowed
-from lance_memwal.read.superseded_rows import Learning, known_superseded
+from lance_memwal.read.superseded_rows import Learning, blocklist, known_superseded, superseded_rows
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.dictionaries import dictionaries
@@ -145,6 +145,10 @@ class Merge:
         if self.fresh_keys is None or not rows.num_rows:
             return np.ones(rows.num_rows, dtype=bool)
         return ~self.fresh_keys.of_rows(rows, self.hiding_columns)
+
+    def blocklist(self) -> bytes | None:
+        """Base rows for Lance to leave out: nearly all that are superseded, so that `live_in_base` is still needed."""
+        return blocklist(self.snapshot.base, superseded_rows(self.snapshot, self.shards))[0]
 
     def batches(self, *, in_order: bool = False) -> Iterator[pa.RecordBatch]:
         """All live rows that match, in batches of the answer's schema; `in_order`: in the same order every time."""
@@ -284,6 +288,7 @@ class Merge:
             return None
         order: list[Any] = [ColumnOrdering(name, ascending=not falls) for name, falls in by]
         base, fetch = self.snapshot.base, count + (_SUPERSEDED if self.fresh_keys is not None else 0)
+        blocked: bytes | None = None
         while fetch <= _MAX_FIRST + _SUPERSEDED:
             with base.reading("ordering the base table", given=shared.told is not None):
                 scanner = base.dataset.scanner(
@@ -293,11 +298,13 @@ class Merge:
                     limit=fetch,
                     with_row_id=self.projection.with_row_id,
                     with_row_address=self.projection.with_row_address,
+                    row_addr_blocklist=blocked,
                 )
                 rows = scanner.to_table()
             live = self.live_in_base(rows)
             if live.sum() >= count or rows.num_rows < fetch:
                 return [self._dress(part, _BASE) for part in rows.filter(pa.array(live)).to_batches() if part.num_rows]
+            blocked = blocked or self.blocklist()
             fetch *= 4
         return None
 

@@ -5,7 +5,7 @@ kept in memory are searched exactly; large SSTables are searched by Lance throug
 stream; the base table is searched by Lance, over indexed and unindexed fragments. Invariants:
 
 1. A superseded or deleted row neither appears nor takes a place: a tier is asked for more until k live rows are found or it
-   has no more.
+   has no more. If two answers of the base table have too few live rows, Lance gets the list of superseded rows.
 2. Where an index is missing or has another metric the search is exact: slower, never empty.
 3. Distances are computed from the vectors themselves, alike in every tier.
 """
@@ -202,8 +202,9 @@ def nearest_in_base(
     wanted = list(dict.fromkeys([*columns, *merge.hiding_columns, asked.column]))
     total = merge.snapshot.base.dataset.count_rows()
     fetch = min(total, k + _EXTRA if merge.fresh_keys is not None else k)
+    blocked: bytes | None = None
     while True:
-        rows = _ask_lance(merge, shared.told, asked, fetch, wanted, use_index=use_index)
+        rows = _ask_lance(merge, shared.told, asked, fetch, wanted, use_index=use_index, blocked=blocked)
         live = merge.live_in_base(rows)
         positions, distances = asked.exact(rows.column(asked.column), live) if live.any() else _NOTHING
         if (len(positions) if asked.skips_near_ones else live.sum()) >= min(k, total):
@@ -213,6 +214,8 @@ def nearest_in_base(
                 break
             use_index = False  # the index has no more, or missed some: slower, never short
         else:
+            if fetch > k + _EXTRA:  # asked twice: now it pays to find the ids of all superseded rows
+                blocked = merge.blocklist()
             fetch = min(total, fetch * 4)
     return rows, row_ids_of(rows)[positions], distances
 
@@ -234,7 +237,14 @@ def _stream_base(merge: Merge, asked: VectorQuery) -> Nearest:
 
 
 def _ask_lance(
-    merge: Merge, told: str | None, asked: VectorQuery, fetch: int, wanted: list[str], *, use_index: bool
+    merge: Merge,
+    told: str | None,
+    asked: VectorQuery,
+    fetch: int,
+    wanted: list[str],
+    *,
+    use_index: bool,
+    blocked: bytes | None,
 ) -> pa.Table:
     if fetch == 0:
         fields = [merge.snapshot.schema.columns.field(name) for name in wanted]
@@ -254,5 +264,6 @@ def _ask_lance(
             prefilter=True,
             with_row_id=True,
             disable_scoring_autoprojection=True,
+            row_addr_blocklist=blocked,
         )
         return shown_rows(merge.snapshot.base, scanner.to_table())

@@ -197,8 +197,10 @@ def _plain_inside(kind: pa.DataType) -> pa.DataType:
         return kind
     fields = [kind.field(i) for i in range(kind.num_fields)]
     inner = [field.with_type(_plain_inside(_storage_of(field.type))) for field in fields]
-    if inner == fields or pa.types.is_map(kind):
+    if inner == fields:
         return kind
+    if pa.types.is_map(kind):
+        return pa.map_(*inner[0].type, keys_sorted=kind.keys_sorted)
     if pa.types.is_struct(kind):
         return pa.struct(inner)
     if pa.types.is_fixed_size_list(kind):

@@ -29,7 +29,9 @@ _FEED_COLUMNS = frozenset([field.name for field in EXTRA] + CHANGELOG_COLUMNS)
 
 def with_columns_of(table: Table, frame: st.StructType, options: Options) -> Table:
     """The table, with a column for each of `frame` that it had not."""
-    known = [*table.schema.names, *_SPECIAL, *([options.sequence_by] if options.sequence_by else [])]
+    known, sequence = [*table.schema.names, *_SPECIAL], options.sequence_by
+    if sequence is not None and found(sequence, known, case_sensitive=options.case_sensitive) is None:
+        known.append(sequence)
     new = [field for field in frame if found(field.name, known, case_sensitive=options.case_sensitive) is None]
     for field in new:
         refuse_feed_column(field.name)

@@ -101,7 +101,7 @@ class _Views:
             "/api/manifest": lambda r: browsing.manifest(
                 place, _shard(r), _need_number(r, "version"), _number(r, "against")
             ),
-            "/api/timeline": lambda r: timeline(place, r.query_params.get("shard") or None),
+            "/api/timeline": lambda _: timeline(place),
         }
 
     def _facts(self, _: Request) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.process.cache import CACHE
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest, check_shard_id
+from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.inspect import read_manifests
 
 _SHARDS, _VERSIONS, _READ_AT_ONCE = 24, 60, 8
@@ -36,10 +36,10 @@ class _Event(NamedTuple):
     generation: int = 0  # of a compaction or a trim: the highest one
 
 
-def timeline(location: Location, shard_id: str | None) -> dict[str, Any]:
-    """Events of the base table and of one shard, or of the first shards, in order of time."""
+def timeline(location: Location) -> dict[str, Any]:
+    """Events of the base table and of the first shards, in order of time."""
     known = list_shards(location)
-    shards = known[:_SHARDS] if shard_id is None else [check_shard_id(shard_id)]
+    shards = known[:_SHARDS]
     parts = [_base_events(location), *(_shard_events(location, shard) for shard in shards)]
     events = [event for found, _ in parts for event in found if event.shard_id is None or event.shard_id in shards]
     return {
@@ -61,7 +61,7 @@ def _sorted(events: list[_Event]) -> list[_Event]:
     for event in events:
         time_ms = event.time_ms
         if event.kind == "trim":
-            covering = [c for c in compactions if c.shard_id == event.shard_id and c.generation >= event.generation]
+            covering = (c for c in compactions if c.shard_id == event.shard_id and c.generation >= event.generation)
             time_ms = max(time_ms, min((c.time_ms for c in covering), default=0))
         if event.shard_id is not None and event.kind != "compaction":
             time_ms = latest[event.shard_id] = max(time_ms, latest.get(event.shard_id, 0))
@@ -71,8 +71,7 @@ def _sorted(events: list[_Event]) -> list[_Event]:
 
 def _shard_events(location: Location, shard_id: str) -> tuple[list[_Event], int]:
     times = ShardManifestStore(location, shard_id).written_ms()
-    # one manifest more, to compare the first with
-    manifests = read_manifests(location, shard_id, list(times)[-(_VERSIONS + 1) :])
+    manifests = read_manifests(location, shard_id, list(times)[-(_VERSIONS + 1) :])  # one more, to compare with
     first = [ShardManifest(0, shard_id, current_generation=1)] if manifests and manifests[0].version == 1 else []
     events = [
         _Event(times[after.version], kind, shard_id, after.version, text, rows, generation)
@@ -88,9 +87,8 @@ def _steps(before: ShardManifest, after: ShardManifest) -> Iterator[tuple[str, s
         verb = "took over" if before.writer_epoch else "opened the shard"
         yield "takeover", f"epoch {after.writer_epoch} {verb}", None, 0
     known, present = ({s.generation: s for s in manifest.sstables} for manifest in (before, after))
-    for generation, sstable in present.items():
-        if generation not in known:
-            yield "flush", f"generation {generation} became an SSTable", sstable.physical_rows, generation
+    for generation in sorted(present.keys() - known.keys()):
+        yield "flush", f"generation {generation} became an SSTable", present[generation].physical_rows, generation
     if gone := known.keys() - present.keys():
         yield "trim", f"generations up to {max(gone)} left the list: the base table has the rows", None, max(gone)
     if before.version and after.status != before.status:
@@ -100,24 +98,23 @@ def _steps(before: ShardManifest, after: ShardManifest) -> Iterator[tuple[str, s
 def _base_events(location: Location) -> tuple[list[_Event], int]:
     times = dict(sorted(version_times(location).items()))
 
-    def read(version: int) -> tuple[int, dict[str, Any] | None]:
+    def read(version: int) -> tuple[int, dict[str, Any]]:
         slot = ("timeline", location.key, version, times[version])
         return version, CACHE.fact(slot, lambda: _facts(BaseTable.find(location, version)))
 
     looked = in_order(read, list(times)[-(_VERSIONS + 1) :], location.at_once(_READ_AT_ONCE), "memwal-timeline")
-    found = [(version, facts) for version, facts in looked if facts is not None]
     events = [
         _Event(times[version], kind, shard_id, version, text, None, generation)
-        for (_, before), (version, after) in pairwise(found)
+        for (_, before), (version, after) in pairwise(each for each in looked if each[1])
         for kind, shard_id, text, generation in _base_steps(before, after)
     ]
     return events, max(0, len(times) - _VERSIONS)
 
 
-def _facts(base: BaseTable | None) -> dict[str, Any] | None:
-    """What is kept of a version of the base table, to compare the next one with."""
+def _facts(base: BaseTable | None) -> dict[str, Any]:
+    """What is kept of a version of the base table, to compare the next one with; empty if the version is gone."""
     if base is None:
-        return None
+        return {}
     return {
         "marks": compacted(base),
         "rows": int(base.dataset.count_rows()),
@@ -129,11 +126,10 @@ def _facts(base: BaseTable | None) -> dict[str, Any] | None:
 
 def _base_steps(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str | None, str, int]]:
     """Kind, shard, text and highest generation of the changes that a version of the base table made."""
-    marks, grown = before["marks"], f"{after['rows'] - before['rows']:+,} rows"
-    moved = {shard: mark for shard, mark in after["marks"].items() if mark > marks.get(shard, 0)}
+    moved = {shard: mark for shard, mark in after["marks"].items() if mark > before["marks"].get(shard, 0)}
+    grown = f"{after['rows'] - before['rows']:+,} rows{' of all shards' if len(moved) > 1 else ''}"
     for shard, mark in sorted(moved.items()):
-        whose = " of all shards" if len(moved) > 1 else ""
-        yield "compaction", shard, f"generations up to {mark} went into the base table ({grown}{whose})", mark
+        yield "compaction", shard, f"generations up to {mark} went into the base table ({grown})", mark
     if not moved:
         texts = {"columns": "columns changed", "fragments": f"files changed ({grown})", "indexes": "indexes changed"}
         changed = [text for name, text in texts.items() if before[name] != after[name]]

@@ -17,8 +17,6 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 
 from lance_memwal.errors import CorruptDataError
 
-__all__ = ["MAX_FIELDS", "parse_message"]
-
 MAX_FIELDS = 500_000
 _WALK_FROM_BYTES = 64 * 1024
 _MAX_DEPTH = 16

@@ -7,7 +7,12 @@ export function h(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
 
-/** The same for drawings. */
+/** The element that shows an error. */
+export function problem(error) {
+  return h("div", { class: "problem", role: "alert" }, h("strong", {}, error.kind ?? "Unexpected"), h("p", {}, error.message));
+}
+
+/** The same as `h`, for drawings. */
 export function s(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }

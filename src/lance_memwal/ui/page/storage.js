@@ -1,7 +1,7 @@
 // The log and the manifests of a shard, with what every manifest changed.
 
 import { get } from "./api.js";
-import { ago, bytes, cell, count, h, moment, plural, table } from "./dom.js";
+import { ago, bytes, cell, count, h, moment, plural, problem, table } from "./dom.js";
 
 const FIELDS = { writer_epoch: "epoch", current_generation: "current generation", replay_after_wal_entry_position: "replay cursor", wal_entry_position_last_seen: "last position seen", status: "status", shard_spec_id: "sharding spec", shard_field_entries: "shard values" };
 
@@ -39,7 +39,7 @@ export class Storage {
     try {
       place.replaceChildren(...await read());
     } catch (error) {
-      place.replaceChildren(h("div", { class: "problem", role: "alert" }, h("strong", {}, error.kind ?? "Unexpected"), h("p", {}, error.message)));
+      place.replaceChildren(problem(error));
     }
   }
 

@@ -1,16 +1,14 @@
 // What happened: takeovers, flushes, trims and compactions, by shard and time, as a picture and as a list.
 
 import { get } from "./api.js";
-import { ago, count, h, moment, plural, s, shardName, table } from "./dom.js";
+import { ago, count, h, moment, plural, problem, s, shardName, table } from "./dom.js";
 
 const KINDS = { takeover: "Takeover", flush: "Flush", compaction: "Compaction", trim: "Trim", base: "Base version", seal: "Seal" };
 const LANE = 34, LEFT = 92, WIDTH = 1120, TOP = 8;
 
 export class Timeline {
-  constructor(app) {
-    this.app = app;
+  constructor() {
     this.shown = new Set(Object.keys(KINDS));
-    this.found = null;
     this.picture = h("div", { class: "timeline" });
     this.list = h("div");
     this.note = h("p", { class: "small" });
@@ -22,12 +20,8 @@ export class Timeline {
   }
 
   async open() {
-    try {
-      this.found = await get("/api/timeline");
-      this.draw();
-    } catch (error) {
-      this.picture.replaceChildren(h("div", { class: "problem", role: "alert" }, h("strong", {}, error.kind ?? "Unexpected"), h("p", {}, error.message)));
-    }
+    this.found = await get("/api/timeline").catch((error) => { this.picture.replaceChildren(problem(error)); });
+    this.draw();
   }
 
   draw() {
@@ -35,26 +29,20 @@ export class Timeline {
     const events = this.found.events.filter((event) => this.shown.has(event.kind));
     const left = [this.found.left_out ? `${plural(this.found.left_out, "older version")} not read` : "", this.found.shards_in_all > this.found.shards.length ? `the first ${count(this.found.shards.length)} of ${count(this.found.shards_in_all)} shards` : ""].filter(Boolean);
     this.note.textContent = ["What was collected is not shown", ...left].join(" · ");
-    if (!events.length) {
-      this.picture.replaceChildren(h("p", { class: "empty" }, "Nothing to show."));
-      this.list.replaceChildren();
-      return;
-    }
-    this.picture.replaceChildren(drawing(events, this.found.shards));
+    this.picture.replaceChildren(events.length ? drawing(events, this.found.shards) : h("p", { class: "empty" }, "Nothing to show."));
     const columns = [
       { name: "Time", head: true, cell: (e) => h("time", { title: new Date(e.time_ms).toISOString() }, moment(e.time_ms)) }, { name: "", cell: (e) => h("span", { class: "small" }, ago(e.time_ms)) },
       { name: "What", cell: (e) => h("span", { class: "event-kind" }, h("span", { class: "event-mark", "data-kind": e.kind }), KINDS[e.kind]) },
       { name: "Shard", cell: (e) => (e.shard_id ? shardName(e.shard_id) : "base") }, { name: "", cell: (e) => e.text, className: "wrap" },
       { name: "Rows", number: true, cell: (e) => (e.rows === null ? "" : count(e.rows)) },
     ];
-    this.list.replaceChildren(table("Events, the newest first", columns, [...events].reverse().slice(0, 500), { hideCaption: true, tall: true }));
+    this.list.replaceChildren(events.length ? table("Events, the newest first", columns, [...events].reverse().slice(0, 500), { hideCaption: true, tall: true }) : "");
   }
 }
 
 function drawing(events, shards) {
-  const lanes = [...shards, null];
   const from = events[0].time_ms, to = Math.max(events.at(-1).time_ms, from + 1000);
-  const height = TOP + lanes.length * LANE + 26;
+  const lanes = [...shards, null], height = TOP + lanes.length * LANE + 26;
   const x = (ms) => LEFT + 14 + ((ms - from) / (to - from)) * (WIDTH - LEFT - 28);
   const y = (shard) => TOP + lanes.indexOf(shard) * LANE + LANE / 2;
   const steps = [0, 0.25, 0.5, 0.75, 1].map((part) => from + part * (to - from));
