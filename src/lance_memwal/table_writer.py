@@ -262,8 +262,8 @@ class TableWriter(Readable, NowaitWritable):
                 named = key_batch(keys, replace(schema, primary_key=(*schema.primary_key, *wanted)))
             except InvalidInputError as error:
                 listed = " and ".join(map(repr, wanted))
-                reason = f"beside the key, {listed} must be given: where the row is, or which write is the later one"
-                raise InvalidInputError(f"{error} ({reason})") from None
+                reason = "it names the shard, or the later write; sequence= gives one for all keys"
+                raise InvalidInputError(f"{error} (give {listed} next to the key: {reason})") from None
         return self._split([named]) if named.num_rows else {}
 
     def _admit(self) -> None:

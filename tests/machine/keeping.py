@@ -58,7 +58,7 @@ def share(life: MachineLife, numbers: list[int]) -> None:
     rows = life.rows(numbers)
     with life.new_writer(shared=True) as writer:
         assert writer.owned_shards == set()
-        wrote = set(writer.put(rows))
+        wrote = set(writer.put(rows).shards)
         assert writer.owned_shards >= wrote
     life.put_in_model(rows)
 
@@ -68,7 +68,7 @@ def claim_back(life: MachineLife, numbers: list[int]) -> None:
     life.stop()
     with life.new_writer(on_fenced="retake", durable_write=True) as writer:
         rows = life.rows(numbers)
-        mine = set(writer.put(rows))
+        mine = set(writer.put(rows).shards)
         life.put_in_model(rows)
         assert writer.owned_shards >= mine
         for shard_id in mine:

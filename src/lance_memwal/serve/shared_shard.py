@@ -161,12 +161,12 @@ class SharedShard(NowaitWritable):
             rows = [_one_row(named, row, schema) for row in (write.expected, write.rows)]
             is_set: bool = self._perform(Request("compare_and_set", ([named], *rows)), write.txn)
             return WriteResult.of({self.shard_id: ShardWrite(range(0), int(is_set))})
-        request = self._request(write)
-        result: WriteResult = self._perform(request, write.txn)
+        result: WriteResult = self._perform(self._request(write), write.txn)
         whole = write.txn is None and self._table.is_plain and (write.is_plain or write.kind == "insert")
-        if whole and result.skipped:  # a repeat of our own: the attempt before wrote it
-            return WriteResult.of({self.shard_id: ShardWrite(range(0), sum(len(batch) for batch in write.rows))})
-        return result
+        (done,) = result.shards.values()
+        if whole and done.skipped:  # a repeat of our own: the attempt before wrote it
+            done = ShardWrite(range(0), sum(len(batch) for batch in write.rows))
+        return WriteResult.of({self.shard_id: done})
 
     def _request(self, write: Write) -> Request:
         where = self._text(write.where)

@@ -376,17 +376,9 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def _told(result: WriteResult) -> dict[str, Any]:
-    ((shard_id, done),) = result.shards.items()
-    has_rejected = done.rejected is not None
-    told = [
-        done.positions.start,
-        done.positions.stop,
-        result.skipped,
-        result.written,
-        result.matched,
-        has_rejected,
-        shard_id,
-    ]
+    (done,) = result.shards.values()
+    positions, has_rejected = done.positions, done.rejected is not None
+    told = [positions.start, positions.stop, done.skipped, done.written, done.matched, has_rejected]
     return {"result": told}
 
 
@@ -422,7 +414,6 @@ def _result_of(told: Mapping[str, Any], body: memoryview) -> Any:
         return errors.rebuilt(_KINDS.get(kind, MemWalError), (str(text),), known)
     if "result" not in told:
         return told.get("plain")
-    start, stop, skipped, written, matched, has_rejected, shard_id = told["result"]
+    start, stop, skipped, written, matched, has_rejected = told["result"]
     rejected = pa.Table.from_batches(_read(bytes(body))) if has_rejected else None
-    done = ShardWrite(range(start, stop), written, matched, rejected, skipped)
-    return WriteResult.of({str(shard_id): done}, counts=matched is not None)
+    return WriteResult.of({"": ShardWrite(range(start, stop), written, matched, rejected, skipped)})
