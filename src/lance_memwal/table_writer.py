@@ -53,7 +53,7 @@ from lance_memwal.write.changes import sequence_of
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
 from lance_memwal.write.request import NowaitWritable, Write, apply_to, begin_on
-from lance_memwal.write.results import WriteResult
+from lance_memwal.write.results import WriteResult, joined
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
@@ -130,7 +130,7 @@ class TableWriter(Readable, NowaitWritable):
     def _apply(self, write: Write) -> WriteResult:
         self._admit()
         done = self._shard_by_shard(self._parts(write), apply_to)
-        return done[0] if len(done) == 1 else WriteResult.joined(done, counts=write.counts)
+        return done[0] if len(done) == 1 else joined(done, counts=write.counts)
 
     def _begin(self, write: Write, *, drain: bool = True) -> Ack:
         self._admit()

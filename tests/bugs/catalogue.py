@@ -427,7 +427,7 @@ BUGS = (
         "            return writer.put(parts[0], txn=txn, **conditions)\n",
         "            import threading\n\n"
         "            threading.Timer(0.2, writer.put, (parts[0],), {'txn': txn, **conditions}).start()\n"
-        "            return WriteResult.of({writer.shard_id: ShardWrite(range(1, 2), sum(map(len, parts[0] or ())))})\n",
+        "            return result_of({writer.shard_id: ShardWrite(range(1, 2), sum(map(len, parts[0] or ())))})\n",
         ("tests/serve/test_shared_writers.py::test_every_verb_is_forwarded",),
     ),
     Bug(

@@ -79,10 +79,10 @@ def owners_answer_corpus() -> list[bytes]:
     import pyarrow as pa
 
     from lance_memwal.serve.wire import encode_answer, encode_answers
-    from lance_memwal.write.results import ShardWrite, WriteResult
+    from lance_memwal.write.results import ShardWrite, result_of
 
     some = pa.table({"id": [1, 2]})
-    result, rejecting = (WriteResult.of({"s": ShardWrite(range(3, 5), 2, rejected=keys)}) for keys in (None, some))
+    result, rejecting = (result_of({"s": ShardWrite(range(3, 5), 2, rejected=keys)}) for keys in (None, some))
     return [encode_answer(rejecting), encode_answer(7), encode_answers([result, ValueError("no")])]
 
 

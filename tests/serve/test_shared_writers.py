@@ -26,7 +26,7 @@ from lance_memwal.serve.asked import AskedOwners
 from lance_memwal.serve.numbers import OwnerNumbers
 from lance_memwal.serve.record import Owner, OwnerRecords
 from lance_memwal.serve.wire import encode_answer
-from lance_memwal.write.results import ShardWrite, WriteResult
+from lance_memwal.write.results import ShardWrite, result_of
 from tests.harness.points import run_once_at
 from tests.harness.processes import start
 from tests.kit.writers import in_thread, wait_for
@@ -241,7 +241,7 @@ def test_a_stranger_who_listens_where_an_owner_was_learns_nothing_and_is_not_bel
             heard.append(action.body.to_pybytes())
             return [
                 bytes(32)
-                + encode_answer(5 if action.type == "memwal.look" else WriteResult.of({"s": ShardWrite(range(1), 1)}))
+                + encode_answer(5 if action.type == "memwal.look" else result_of({"s": ShardWrite(range(1), 1)}))
             ]
 
     with Liar("grpc+tcp://127.0.0.1:0", middleware={"gate": Gate()}) as liar:

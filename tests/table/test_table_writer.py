@@ -10,6 +10,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.write.results import result_of
 from tests.kit.tables import create, ids_of, manifest_of, rows_of
 from tests.kit.writers import in_threads
 
@@ -113,7 +114,7 @@ def test_one_timeout_counts_for_all_shards_of_an_acknowledgement() -> None:
         def wait(self, timeout: float | None = None) -> mw.WriteResult:
             waited.append(timeout)
             SYSTEM_CLOCK.sleep(timeout or 0.0)
-            return mw.WriteResult.of({})
+            return result_of({})
 
     mw.Ack([Never()] * 10).wait(timeout=0.05)
     assert len(waited) == 10

@@ -62,7 +62,7 @@ from lance_memwal.types import ShardManifest, Transaction
 from lance_memwal.upkeep.tails import may_be_claimed
 from lance_memwal.write.life import Parked
 from lance_memwal.write.request import NowaitWritable, Write
-from lance_memwal.write.results import ShardWrite, WriteResult
+from lance_memwal.write.results import ShardWrite, WriteResult, result_of
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
@@ -160,13 +160,13 @@ class SharedShard(NowaitWritable):
             named = one_key(write.key, schema)
             rows = [_one_row(named, row, schema) for row in (write.expected, write.rows)]
             is_set: bool = self._perform(Request("compare_and_set", ([named], *rows)), write.txn)
-            return WriteResult.of({self.shard_id: ShardWrite(range(0), int(is_set))})
+            return result_of({self.shard_id: ShardWrite(range(0), int(is_set))})
         result: WriteResult = self._perform(self._request(write), write.txn)
         whole = write.txn is None and self._table.is_plain and (write.is_plain or write.kind == "insert")
         (done,) = result.shards.values()
         if whole and done.skipped:  # a repeat of our own: the attempt before wrote it
             done = ShardWrite(range(0), sum(len(batch) for batch in write.rows))
-        return WriteResult.of({self.shard_id: done})
+        return result_of({self.shard_id: done})
 
     def _request(self, write: Write) -> Request:
         where = self._text(write.where)

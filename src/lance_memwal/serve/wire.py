@@ -38,7 +38,7 @@ from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.types import TOMBSTONE, EntryTransaction, Transaction
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.request import Write, apply_to
-from lance_memwal.write.results import ShardWrite, WriteResult
+from lance_memwal.write.results import ShardWrite, WriteResult, result_of
 
 _LENGTH = struct.Struct("<I")
 _JSON = json.JSONEncoder(separators=(",", ":"))
@@ -416,4 +416,4 @@ def _result_of(told: Mapping[str, Any], body: memoryview) -> Any:
         return told.get("plain")
     start, stop, skipped, written, matched, has_rejected = told["result"]
     rejected = pa.Table.from_batches(_read(bytes(body))) if has_rejected else None
-    return WriteResult.of({"": ShardWrite(range(start, stop), written, matched, rejected, skipped)})
+    return result_of({"": ShardWrite(range(start, stop), written, matched, rejected, skipped)})
