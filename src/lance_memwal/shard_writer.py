@@ -54,7 +54,7 @@ from lance_memwal.write import columns, life, resolved, writes
 from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
 from lance_memwal.write.request import NowaitWritable, Write
-from lance_memwal.write.results import ShardWrite, WriteResult
+from lance_memwal.write.results import ShardWrite, WriteResult, result_of
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 from lance_memwal.write.table_target import target_of, with_shard, writer_config
 from lance_memwal.write.writes import Ack, InsertedRows
@@ -165,7 +165,7 @@ class ShardWriter(Readable, NowaitWritable):
             done = writes.put_nowait(self._shard, write.rows, write.missing, drain=drain)
         else:
             done = writes.delete_nowait(self._shard, write.rows, drain=drain)
-        result = WriteResult.of({self.shard_id: done})
+        result = result_of({self.shard_id: done})
         return Ack([InsertedRows(self._shard.commits, result, done.positions.stop)])
 
     def _candidates(self, where: FilterLike) -> pa.Table:

@@ -49,7 +49,7 @@ from lance_memwal.types import Transaction
 from lance_memwal.write.changes import sequence_of
 from lance_memwal.write.open_shards import OpenShards
 from lance_memwal.write.request import NowaitWritable, Write, apply_to, begin_on
-from lance_memwal.write.results import WriteResult
+from lance_memwal.write.results import WriteResult, joined
 from lance_memwal.write.shared_shards import SharedShards
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
@@ -99,7 +99,7 @@ class TableWriter(Readable, NowaitWritable):
     def _apply(self, write: Write) -> WriteResult:
         self._admit()
         done = self._shard_by_shard(self._parts(write), apply_to)
-        return done[0] if len(done) == 1 else WriteResult.joined(done, counts=write.counts)
+        return done[0] if len(done) == 1 else joined(done, counts=write.counts)
 
     def _begin(self, write: Write, *, drain: bool = True) -> Ack:
         self._admit()
@@ -231,8 +231,8 @@ class TableWriter(Readable, NowaitWritable):
                 named = key_batch(keys, replace(schema, primary_key=(*schema.primary_key, *wanted)))
             except InvalidInputError as error:
                 listed = " and ".join(map(repr, wanted))
-                reason = f"beside the key, {listed} must be given: where the row is, or which write is the later one"
-                raise InvalidInputError(f"{error} ({reason})") from None
+                reason = "it names the shard, or the later write; sequence= gives one for all keys"
+                raise InvalidInputError(f"{error} (give {listed} next to the key: {reason})") from None
         return self._split([named]) if named.num_rows else {}
 
     def _admit(self) -> None:

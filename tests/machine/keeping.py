@@ -58,7 +58,7 @@ def share(life: MachineLife, numbers: list[int]) -> None:
     rows = life.rows(numbers)
     with life.new_writer(shared=True) as writer:
         assert set(writer.stats()) == set()
-        wrote = set(writer.put(rows))
+        wrote = set(writer.put(rows).shards)
         assert set(writer.stats()) >= wrote
     life.put_in_model(rows)
 
@@ -68,7 +68,7 @@ def claim_back(life: MachineLife, numbers: list[int]) -> None:
     life.stop()
     with life.new_writer(on_fenced="retake", durable_write=True) as writer:
         rows = life.rows(numbers)
-        mine = set(writer.put(rows))
+        mine = set(writer.put(rows).shards)
         life.put_in_model(rows)
         assert set(writer.stats()) >= mine
         for shard_id in mine:

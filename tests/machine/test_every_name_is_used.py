@@ -196,7 +196,7 @@ def test_a_method_that_nobody_thought_of_is_missing() -> None:
 _REASONS: dict[str, str] = {
     "a value that calls return; steps judge what it says where they ask": """
         Checkpoint CompactionReport ConsumerInfo FlushReport GcReport IndexInfo MaintenanceReport MemWalDetails
-        Problem RepairReport ShardInfo ShardManifest ShardStatus ShardingField ShardingSpec SsTable StoreReport
+        Problem RepairReport ShardInfo ShardManifest ShardStatus ShardWrite ShardingField ShardingSpec SsTable StoreReport
         TableStats VerifyReport WalEntry""",
     "statistics and memory of one writer; tests/writer and tests/memtable judge them": """
         BackpressureStats InMemoryMemTableRef InMemoryMemTables MemTableStats WalStats WriteStats""",

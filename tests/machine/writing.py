@@ -25,7 +25,8 @@ def put(life: MachineLife, numbers: list[int], parts: int) -> None:
     size = -(-len(rows) // parts)
     result = life.open().put(life.arrow(rows).to_batches(max_chunksize=size))
     refused = life.put_in_model(rows)
-    assert result.written == len(rows) - refused
+    assert result.written == len(rows) - refused == result.to_dict()["written"]
+    assert result.to_dict()["shards"] == {shard_id: done.to_dict() for shard_id, done in result.shards.items()}
 
 
 def put_nowait(life: MachineLife, numbers: list[int]) -> None:
@@ -60,7 +61,7 @@ def put_once(life: MachineLife, numbers: list[int]) -> None:
     rows, txn = life.rows(numbers), ("machine", life.version)
     if life.kind.merge is not None:  # what a merge keeps out leaves no transaction
         return
-    for shard_id in life.open().put(rows, txn=txn):
+    for shard_id in life.open().put(rows, txn=txn).shards:
         life.model.note_transaction(shard_id, *txn)
     life.put_in_model(rows)
     assert life.open().put(rows, txn=txn).skipped

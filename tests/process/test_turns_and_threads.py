@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from lance_memwal.process.held import Held
 
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, in_order
 from lance_memwal.errors import MemWalError, UnavailableError
 from lance_memwal.process import turns
 from lance_memwal.process.background import Task
-from lance_memwal.process.held import Held
 from lance_memwal.process.turns import TakenError, Turn, turn_of
 from lance_memwal.testing.clocks import SkippingClock
 from tests.kit.interrupts import interrupted_everywhere

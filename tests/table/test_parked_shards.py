@@ -95,10 +95,10 @@ def test_a_transaction_is_known_after_its_shard_was_parked(tmp_path: Path) -> No
         for version in (1, 2, 3):
             for tenant in (1, 2, 3):
                 results = writer.put([row(tenant, 0, version)], txn=("loader", version))
-                assert [r.skipped for r in results.values()] == [False]
+                assert [r.skipped for r in results.shards.values()] == [False]
         for tenant in (1, 2, 3):
             results = writer.put([row(tenant, 0, -1)], txn=("loader", 3))
-            assert [r.skipped for r in results.values()] == [True]
+            assert [r.skipped for r in results.shards.values()] == [True]
     assert found(table) == {(tenant, 0): 3 for tenant in (1, 2, 3)}
 
 
@@ -237,7 +237,7 @@ def test_many_tenants_take_few_threads_and_files(tmp_path: Path) -> None:
     writer = table.writer(fsync=False, max_open_shards=32)
     results = []
     assert cpu_seconds(lambda: results.append(writer.put(rows.cast(SCHEMA)))) < tenants * 0.1
-    assert len(results[0]) == tenants
+    assert len(results[0].shards) == tenants
     assert len(writer.shard_writers) <= 32
     assert threading.active_count() - before[0] <= 11
     assert len(os.listdir("/proc/self/fd")) - before[1] < 200

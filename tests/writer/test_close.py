@@ -34,6 +34,7 @@ from tests.kit.writers import (
     in_thread,
     memwal_threads,
     open_writer,
+    put_undrained,
     rows,
     scanned,
     wait_for,
@@ -307,7 +308,7 @@ def test_statistics_stay_usable_after_close(tmp_path: Path) -> None:
 def test_an_abort_wakes_everybody_although_a_leader_settles_writes_meanwhile(tmp_path: Path) -> None:
     writer = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None)
     for k in range(3):
-        writer.put_nowait(rows([k]), drain=False)
+        put_undrained(writer, rows([k]))
     pending = writer._shard.commits.pending
 
     class SettledMeanwhile(Place):

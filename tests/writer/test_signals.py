@@ -30,6 +30,7 @@ from tests.kit.writers import (
     flushed,
     in_thread,
     open_writer,
+    put_undrained,
     row_entries,
     rows,
     scanned,
@@ -353,14 +354,12 @@ def test_handler_waits_for_turn_of_other_thread(tmp_path: Path, monkeypatch: pyt
 def test_a_put_that_nobody_waits_for_is_refused_where_it_would_wait_for_the_call_below(tmp_path: Path) -> None:
     """Memory was full, and the flush waited for the turn of the very thread that waited for room: for ever."""
     writer = open_writer(tmp_path, UNKEYED, max_unflushed_memtable_bytes=2000)
-    ack = writer.put_nowait(row(1), drain=False)
+    ack = put_undrained(writer, row(1))
     refused: list[mw.UnavailableError] = []
     gave_up = threading.Timer(10, writer.abort)
 
     def handle() -> None:
-        in_thread(
-            lambda: writer.put_nowait(rows(range(100, 200), schema=UNKEYED), drain=False)
-        ).result()  # no room is left
+        in_thread(lambda: put_undrained(writer, rows(range(100, 200), schema=UNKEYED))).result()  # no room is left
         gave_up.start()
         with pytest.raises(mw.UnavailableError) as error:
             writer.put_nowait(row(2))

@@ -15,6 +15,7 @@ from lance_memwal import CorruptDataError, UnsupportedFormatError
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.write.queue import EntryBuilder, WriteRows
+from lance_memwal.write.request import Write, begin_on
 from tests.kit.writers import SHARD, WAL, base_table, in_thread, key_field, open_writer, row_entries, rows, watched
 
 WIDE = pa.schema(
@@ -138,7 +139,7 @@ def test_a_change_waits_for_a_write_that_is_under_way(tmp_path: Path) -> None:
 WRITES: dict[str, Callable[[mw.ShardWriter], object]] = {
     "put": lambda writer: writer.put([{"id": 2, "v": "x"}], missing="null"),
     "large put": lambda writer: writer.put(rows([2], "x" * 300_000), missing="null"),
-    "buffered put": lambda writer: writer.put_nowait([{"id": 2, "v": "x"}], missing="null").wait(),
+    "buffered put": lambda writer: begin_on(writer, Write("put", [{"id": 2, "v": "x"}], "null"), drain=True).wait(),
     "delete": lambda writer: writer.delete([1]),
     "update": lambda writer: writer.update([{"id": 1, "v": "new"}]),
 }

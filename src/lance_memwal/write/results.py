@@ -58,31 +58,33 @@ class WriteResult:
     skipped: bool
     shards: Mapping[str, ShardWrite]
 
-    @classmethod
-    def of(cls, shards: Mapping[str, ShardWrite], *, counts: bool = False) -> WriteResult:
-        """The sum over shards; `counts`: the write counts the live rows that it finds, even if it went to no shard."""
-        each = shards.values()
-        matched = [done.matched for done in each if done.matched is not None]
-        rejected = [done.rejected for done in each if done.rejected is not None]
-        return cls(
-            sum(done.written for done in each),
-            sum(matched) if matched or (counts and not shards) else None,
-            pa.concat_tables(rejected) if rejected else None,
-            bool(shards) and all(done.skipped for done in each),
-            shards,
-        )
-
-    @classmethod
-    def joined(cls, results: Sequence[WriteResult], *, counts: bool = False) -> WriteResult:
-        """The sum of results of one write, each of other shards."""
-        return cls.of({name: done for result in results for name, done in result.shards.items()}, counts=counts)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON can hold them; `rejected` is a list of keys."""
         return {**_plain(self), "shards": {shard_id: done.to_dict() for shard_id, done in self.shards.items()}}
 
     def __repr__(self) -> str:
         return f"WriteResult({_shown(self)}, shards={len(self.shards)})"
+
+
+def result_of(shards: Mapping[str, ShardWrite], *, counts: bool = False) -> WriteResult:
+    """The sum over shards; `counts`: the write counts the live rows that it finds, even if it went to no shard."""
+    each = shards.values()
+    matched = [done.matched for done in each if done.matched is not None]
+    rejected = [done.rejected for done in each if done.rejected is not None]
+    return WriteResult(
+        sum(done.written for done in each),
+        sum(matched) if matched or (counts and not shards) else None,
+        pa.concat_tables(rejected) if rejected else None,
+        bool(shards) and all(done.skipped for done in each),
+        shards,
+    )
+
+
+def joined(results: Sequence[WriteResult], *, counts: bool = False) -> WriteResult:
+    """The sum of results of one write, each of other shards."""
+    if len(results) == 1:
+        return results[0]
+    return result_of({name: done for result in results for name, done in result.shards.items()}, counts=counts)
 
 
 def _plain(done: ShardWrite | WriteResult) -> dict[str, Any]:

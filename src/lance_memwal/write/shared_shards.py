@@ -32,7 +32,7 @@ from lance_memwal.write.admission import StoredLookUp
 from lance_memwal.write.append_queue import AppendResult, QueuedAppend
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.request import NowaitWritable, Write
-from lance_memwal.write.results import ShardWrite, WriteResult
+from lance_memwal.write.results import ShardWrite, WriteResult, result_of
 from lance_memwal.write.stats import StatsHandle, WriteStats
 from lance_memwal.write.table_appender import TableAppender
 from lance_memwal.write.writes import Ack
@@ -138,7 +138,7 @@ class SharedShard(NowaitWritable):
                 self._batches += num_batches
             positions = range(start, self._batches)
         one = ShardWrite(positions, done.rows, done.matched, done.rejected, done.skipped)
-        return WriteResult.of({self.shard_id: one}, counts=done.matched is not None)
+        return result_of({self.shard_id: one}, counts=done.matched is not None)
 
     def stats(self) -> WriteStats:
         """The puts and the entries of this writer."""

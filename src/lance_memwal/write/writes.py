@@ -28,7 +28,7 @@ from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.group_commit import GroupCommit, RepeatedError, StaleRowsError, TooLargeError
 from lance_memwal.write.queue import Pending, QueuedPut, WriteRows
-from lance_memwal.write.results import ShardWrite, WriteResult
+from lance_memwal.write.results import ShardWrite, WriteResult, joined
 from lance_memwal.write.shard import Shard
 
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
@@ -74,9 +74,9 @@ class Ack:
         """
         timeout = check_timeout(timeout)
         if timeout is None:
-            return WriteResult.joined([part.wait() for part in self._parts])
+            return joined([part.wait() for part in self._parts])
         deadline = SYSTEM_CLOCK.monotonic() + timeout
-        return WriteResult.joined([part.wait(max(0.0, deadline - SYSTEM_CLOCK.monotonic())) for part in self._parts])
+        return joined([part.wait(max(0.0, deadline - SYSTEM_CLOCK.monotonic())) for part in self._parts])
 
     def __await__(self) -> Generator[Any, None, WriteResult]:
         """As `wait`, without blocking the event loop."""
