@@ -23,6 +23,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.table import newest_base
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.reports import CollectedObject
 from lance_memwal.upkeep.verify import ShardFindings
@@ -295,7 +296,7 @@ def test_the_hint_is_right_before_the_first_manifest_goes(tmp_path: Path) -> Non
         return ordered[0]  # type: ignore[return-value]
 
     location = resolve(table.uri, wrap=wrap)
-    Collector(location, lambda: table.base).run(grace_seconds=0)
+    Collector(location, lambda: newest_base(table)).run(grace_seconds=0)
     calls = ordered[0].calls
     gone = [
         i for i, (what, path) in enumerate(calls) if what == "delete" and path.startswith(paths.manifest_dir(shard))

@@ -98,7 +98,7 @@ def test_details_with_lost_answer_change_once(tmp_path: Path, answer: Answer) ->
     version = table.dataset.version
     store, location = losing(table.uri, answer)
     store.prefix = "_versions/"
-    mw.open_table(location).maintain_indexes(None)
+    mw.open_table(location).indexes.maintain(None)
     assert store.prefix is None
     assert table.dataset.version == version + 1
     assert table.details().maintain_all_indexes is False

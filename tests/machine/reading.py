@@ -230,7 +230,7 @@ def checkpoint(life: MachineLife) -> None:
     life.make_durable()
     life.checkpoints += 1
     storage, name = life.storage(), f"moment-{life.checkpoints}"
-    life.table.checkpoint_create(name)
+    life.table.checkpoints.create(name)
     life.model.remember(name, storage, kept=True)
 
 
@@ -247,9 +247,9 @@ def drop_checkpoint(life: MachineLife, which: int) -> None:
     kept = [moment for moment in life.model.moments if moment.kept]
     if kept:
         moment = kept[which % len(kept)]
-        life.table.checkpoint_drop(moment.at)
+        life.table.checkpoints.drop(moment.at)
         life.model.forget(moment)
-        assert moment.at not in {checkpoint.name for checkpoint in life.table.checkpoints()}
+        assert moment.at not in {checkpoint.name for checkpoint in life.table.checkpoints.list()}
 
 
 def look_back(life: MachineLife, which: int) -> None:

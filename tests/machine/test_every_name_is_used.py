@@ -16,6 +16,7 @@ from typing import Any
 
 import lance_memwal as mw
 from lance_memwal.read.memory_scan import MemTableScanner
+from lance_memwal.table.groups import Checkpoints, Consumers, Indexes
 from tests.kit.tables import Outside
 from tests.machine.doing import DO, do
 from tests.machine.life import MachineLife
@@ -24,7 +25,8 @@ from tests.machine.steps import Step, known_steps
 
 HERE = Path(__file__).parent
 WRAPPERS = ("telemetry.py",)  # a call goes through them
-ALSO_PUBLIC = {"MemTableScanner": MemTableScanner}  # what public methods return, and users call methods of
+# What public methods return, and users call methods of.
+ALSO_PUBLIC = {kind.__name__: kind for kind in (MemTableScanner, Checkpoints, Consumers, Indexes)}
 
 WITH_BLOBS_TOO = ("checkpoint", "look_back", "shard_changes")
 
@@ -213,7 +215,7 @@ _REASONS: dict[str, str] = {
         ChangeFeed.needed Scan.snapshot ShardWriter.append ShardWriter.capture ShardWriter.delete_matching
         ShardWriter.is_parked ShardWriter.is_writing ShardWriter.leave ShardWriter.of_table ShardWriter.orphan
         ShardWriter.park ShardWriter.publish ShardWriter.put_together ShardWriter.seal ShardWriter.shard_time_ms
-        ShardWriter.table_id ShardWriter.unpublished_generation ShardWriter.update_matching Table.base
+        ShardWriter.table_id ShardWriter.unpublished_generation ShardWriter.update_matching
         TableWriter.attend TableWriter.follow_columns TableWriter.orphan WalAppender.orphan WalTailer.peek""",
     "TableWriter calls it for every shard, and steps call that": "ShardWriter.abort ShardWriter.evolve_schema",
     "commits by hand may break any table; tests/manifest has them": """

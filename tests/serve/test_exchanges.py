@@ -23,6 +23,7 @@ from lance_memwal.rows.ipc_frames import stream_of
 from lance_memwal.serve import desk, runtime
 from lance_memwal.serve.record import OwnerRecords
 from lance_memwal.serve.wire import Book, Request, decode, decode_answer, encode_header, encode_request, request_of
+from lance_memwal.table import newest_base
 from lance_memwal.types import EntryTransaction, Transaction
 from tests.kit.writers import in_thread, wait_for
 
@@ -173,7 +174,7 @@ def test_messages_that_make_no_sense_are_answered_and_the_exchange_goes_on(
 
 def test_rows_that_are_not_those_of_their_puts_are_refused(table: mw.Table, other: mw.TableWriter) -> None:
     caller = Caller(table)
-    name = (TableWatch(table.base).table_id or "", caller.shard.shard_id, caller.shard.epoch)
+    name = (TableWatch(newest_base(table)).table_id or "", caller.shard.shard_id, caller.shard.epoch)
     batch = pa.record_batch([pa.array([7, 8]), pa.array(["x", "y"])], schema=SCHEMA)
     book = Book()
     writer, reader, _ = caller.exchange({"version": desk.WIRE_VERSION})
@@ -190,7 +191,7 @@ def test_rows_that_are_not_those_of_their_puts_are_refused(table: mw.Table, othe
 
 def test_a_mark_that_no_reader_would_understand_is_refused(table: mw.Table, other: mw.TableWriter) -> None:
     caller = Caller(table)
-    name = (TableWatch(table.base).table_id or "", caller.shard.shard_id, caller.shard.epoch)
+    name = (TableWatch(newest_base(table)).table_id or "", caller.shard.shard_id, caller.shard.epoch)
     batch = pa.record_batch([pa.array([7, 8]), pa.array(["x", "y"])], schema=SCHEMA)
     book = Book()
     writer, reader, _ = caller.exchange({"version": desk.WIRE_VERSION})

@@ -26,6 +26,7 @@ from lance_memwal.serve.asked import AskedOwners
 from lance_memwal.serve.numbers import OwnerNumbers
 from lance_memwal.serve.record import Owner, OwnerRecords
 from lance_memwal.serve.wire import encode_answer
+from lance_memwal.table import newest_base
 from lance_memwal.write.results import WriteResult
 from tests.harness.points import run_once_at
 from tests.harness.processes import start
@@ -469,7 +470,7 @@ def test_an_owner_says_how_it_is_and_nobody_else_does(
     pair: tuple[mw.TableWriter, mw.TableWriter], table: mw.Table
 ) -> None:
     (shard,) = table.shards()
-    asked = AskedOwners(table.location, table.base.table_id)
+    asked = AskedOwners(table.location, newest_base(table).table_id)
     sight = asked.ask(shard.shard_id, shard.epoch)
     assert sight is not None
     assert sight.owner.pid == os.getpid()
@@ -490,7 +491,7 @@ def test_an_exclusive_writer_says_nothing_and_is_looked_for_once(table: mw.Table
     with table.writer() as writer:
         writer.put([{"id": 0, "v": "zero"}])
         (shard,) = table.shards()
-        asked = AskedOwners(table.location, table.base.table_id)
+        asked = AskedOwners(table.location, newest_base(table).table_id)
         assert asked.ask(shard.shard_id, shard.epoch) is None
         gets = table.location.metrics.snapshot()["get"].count
         assert asked.ask(shard.shard_id, shard.epoch) is None

@@ -30,6 +30,7 @@ from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, pin_table, shards_of_pin
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
+from lance_memwal.table import newest_base
 from tests.harness.profile import scaled
 from tests.kit.busy_life import BusyLife, make_table
 from tests.kit.spark import VALUES, append_only, keyed
@@ -352,10 +353,10 @@ def test_a_load_as_of_a_moment_shows_what_was_there_then(spark: Any, uri: str) -
     table = keyed(uri, 2)
     put_twice(table, "first")
     table.compact()
-    version = table.base.version
+    version = newest_base(table).version
     put_twice(table, "second", flush=False)
     then, snapshot = datetime.now(UTC), table.snapshot()
-    table.checkpoint_create("before")
+    table.checkpoints.create("before")
     time.sleep(0.01)
     for number in range(3):
         put_twice(table, f"later {number}")
@@ -412,7 +413,7 @@ def test_changes_between_two_moments_have_the_rows_before_and_after(uri: str) ->
     table = keyed(uri, 1)
     with table.writer() as writer:
         writer.put({"id": [1, 2], "value": ["a", "b"]}, missing="null")
-        table.checkpoint_create("first")
+        table.checkpoints.create("first")
         writer.put({"id": [1, 3], "value": ["c", "d"]}, missing="null")
         writer.delete([2])
         end = str(table.snapshot())
@@ -438,7 +439,7 @@ def test_a_plan_that_is_read_twice_gives_the_same_rows(uri: str) -> None:
 def test_rows_before_the_columns_changed_are_shown_by_field_id(uri: str) -> None:
     table = keyed(uri, 1)
     put_value(table, [1], "a")
-    table.checkpoint_create("first")
+    table.checkpoints.create("first")
     put_value(table, [2], "b")
     table.compact()  # so that the rows before are in a version that has the old columns
     table.dataset.alter_columns({"path": "value", "name": "text"})

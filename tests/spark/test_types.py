@@ -23,6 +23,7 @@ from lance_memwal.spark.types import (
     to_arrow_columns,
     to_spark_batch,
 )
+from lance_memwal.table import newest_base
 from tests.kit.blobs import blob_table, check_blob, check_blobs
 from tests.kit.key_values import OWN_KEYS
 from tests.kit.spark import VALUES, Tasks, compact_by_tasks
@@ -190,7 +191,7 @@ def test_the_feed_shows_the_sizes_of_blobs(tmp_path: Path, version: str) -> None
         writer.put([{"id": 2, "image": b"22", "n": "2"}, {"id": 3, "image": None, "n": "3"}])
         writer.delete([1])
     feed = ChangeFeed(
-        Options.parse({"path": table.uri, CHANGE_FEED: "true"}), feed_schema(table.base.columns.shown.columns)
+        Options.parse({"path": table.uri, CHANGE_FEED: "true"}), feed_schema(newest_base(table).columns.shown.columns)
     )
     start = {"shards": dict.fromkeys(feed.reportLatestOffset()["shards"], 1)}
     parts = feed.partitions(start, feed.reportLatestOffset())

@@ -17,7 +17,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.spark.face.warehouse import Warehouse
 from lance_memwal.spark.options import STORAGE_PREFIX
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
-from lance_memwal.table import Table, open_table
+from lance_memwal.table import Table, newest_base, open_table
 
 _CATALOG = "spark.sql.catalog."
 _CLASS = "io.memwal.spark.MemWalCatalog"
@@ -100,4 +100,4 @@ def _names(columns: str | None) -> list[str] | None:
 
 def _schema(table: Table, by_vector: bool, by_text: bool, columns: str | None) -> st.StructType:
     ranked = "_relevance" if by_vector and by_text else "_distance" if by_vector else "_score"
-    return struct_type(table.base.columns.shown.columns, _names(columns)).add(ranked, st.FloatType())
+    return struct_type(newest_base(table).columns.shown.columns, _names(columns)).add(ranked, st.FloatType())

@@ -7,6 +7,6 @@ one again and again.
 
 from lance_memwal.table.lancedb_tables import from_lancedb
 from lance_memwal.table.making import create_table, enable
-from lance_memwal.table.table import Table, open_table
+from lance_memwal.table.table import Table, newest_base, open_table
 
-__all__ = ["Table", "create_table", "enable", "from_lancedb", "open_table"]
+__all__ = ["Table", "create_table", "enable", "from_lancedb", "newest_base", "open_table"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.config import WriterConfig
 from lance_memwal.serve.asked import AskedOwners, OwnerSight
-from lance_memwal.table.table import Table
+from lance_memwal.table.table import Table, newest_base
 from lance_memwal.upkeep.rates import Rates, TableRates, rates_between
 from lance_memwal.upkeep.reports import ShardStats, TableStats
 
@@ -51,7 +51,7 @@ class Looker:
         self._asked = asked
         self._live_rows = live_rows
         self._clock = clock
-        self._owners = AskedOwners(table.location, table.base.table_id)
+        self._owners = AskedOwners(table.location, newest_base(table).table_id)
         self._before: TableStats | None = None
 
     def next(self) -> Look:

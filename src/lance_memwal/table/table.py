@@ -29,10 +29,7 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.engines.dataset import TableDataset, dataset_at, dataset_of
 from lance_memwal.engines.sql import SQL_MEMORY_BYTES
 from lance_memwal.engines.sql import query as sql_query
-from lance_memwal.engines.sql import register as register_table
 from lance_memwal.feed.changes import ChangeFeed, Request
-from lance_memwal.feed.checkpoints import Checkpoint, create_checkpoint, drop_checkpoint, list_checkpoints
-from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, Consumer, drop_consumer
 from lance_memwal.feed.moments import Moment
 from lance_memwal.feed.starts import Start, Until
 from lance_memwal.feed.time_travel import diff_moments, snapshot_of
@@ -41,7 +38,6 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import recorded
 from lance_memwal.log.epochs import IDLE_SECONDS
-from lance_memwal.memtable.index import IndexSpec
 from lance_memwal.read.lookup import LookupKeys, Undecided
 from lance_memwal.read.readable import WholeTable
 from lance_memwal.read.reader import Reader
@@ -54,8 +50,9 @@ from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.notebook import html_of
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.sstable.maintained import choose_maintained, with_names
+from lance_memwal.sstable.maintained import with_names
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.table.groups import Checkpoints, Consumers, Indexes
 from lance_memwal.table.verbs import EVERY_ROW, KeptWriter, check_mode, rows_or_filter
 from lance_memwal.table.writers import OnFenced, open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
@@ -63,11 +60,9 @@ from lance_memwal.types import Transaction
 from lance_memwal.upkeep.drop import drop_table
 from lance_memwal.upkeep.folding import compact_table
 from lance_memwal.upkeep.gc import Collector
-from lance_memwal.upkeep.indexes import IndexInfo, IndexRequest, create_index, drop_index, list_indexes
 from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS, IndexUpkeep, Maintenance
 from lance_memwal.upkeep.repair import repair_table
 from lance_memwal.upkeep.reports import (
-    ConsumerInfo,
     FlushReport,
     GcReport,
     MaintenanceReport,
@@ -76,14 +71,14 @@ from lance_memwal.upkeep.reports import (
     TableStats,
     VerifyReport,
 )
-from lance_memwal.upkeep.stats import collect_stats, consumer_infos, newest_transactions, shard_infos
+from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_infos
 from lance_memwal.upkeep.tails import ShardOpener, flush_live, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.results import RoutedResult
 
 if TYPE_CHECKING:
-    from datafusion import SessionContext
+    pass
 
 
 def open_table(
@@ -138,14 +133,9 @@ class Table(WholeTable):
         return self.location.describe()
 
     @property
-    def base(self) -> BaseTable:
-        """The newest version of the base table, as the engine sees it."""
-        return self._newest()
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns of the newest base version."""
-        return self.base.schema
+        return self._newest().schema
 
     @property
     def primary_key(self) -> list[str]:
@@ -165,21 +155,12 @@ class Table(WholeTable):
     @property
     def dataset(self) -> lance.LanceDataset:
         """The newest version of the base table, as a dataset of the caller's own: what it commits moves no read of ours."""
-        return self.base.handle()
+        return self._newest().handle()
 
     def details(self) -> MemWalDetails:
         """What the MemWAL index of the newest base version records."""
-        base = self.base
+        base = self._newest()
         return replace(base.need_details(), compacted=recorded(base))
-
-    def maintain_indexes(self, names: str | Sequence[str] | None) -> MemWalDetails:
-        """From now on memtables and SSTables mirror these indexes of the base table: "all", a list of names, or none.
-
-        Live writers go by it from their next memtable on; rows, marks and everything else stay as they are. SSTables of
-        compacted rows wait for an index that is added until it is brought up to date (`maintain`).
-        """
-        choose_maintained(self._newest.with_index, names)
-        return self.details()
 
     def shards(self) -> list[ShardInfo]:
         """Every shard on storage."""
@@ -345,10 +326,6 @@ class Table(WholeTable):
         """
         return sql_query(query, {"t": dataset_at(self._reader.capture()), **tables}, memory_bytes=memory_bytes)
 
-    def register(self, context: SessionContext, name: str) -> None:
-        """From now on queries of a DataFusion `context` read this table under `name`; each sees the newest state."""
-        register_table(context, name, self.to_dataset())
-
     # ------------------------------------------------------------------------------------------------------ time
 
     def snapshot(self) -> Snapshot:
@@ -366,20 +343,10 @@ class Table(WholeTable):
         """
         return TableView(self.location, snapshot_of(self._newest.with_index(), moment))
 
-    def checkpoint_create(self, name: str, *, lifetime: timedelta | None = None) -> Checkpoint:
-        """Keep this moment under a name: collection and clean-up leave all that it needs.
-
-        It ends when it is dropped, or by the first collection after `lifetime`.
-        """
-        return create_checkpoint(self._newest.with_index, self.snapshot, name, lifetime)
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints, by name."""
-        return list_checkpoints(self._newest.with_index())
-
-    def checkpoint_drop(self, name: str) -> None:
-        """Forget a checkpoint: collection may have what only it needed."""
-        drop_checkpoint(self._newest.with_index(), name)
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Named snapshots that GC keeps: `create`, `list` and `drop`."""
+        return Checkpoints(self._newest, self.snapshot)
 
     def diff(self, a: Moment, b: Moment, *, before: bool = False) -> pa.Table:
         """What changed from one moment to another, net: one row per key that differs, with `_op`.
@@ -414,39 +381,21 @@ class Table(WholeTable):
         "update_after" or "delete", and the row before the change comes, too. A delete matches every filter that needs more
         than the key.
 
-        `CollectedError` if collection removed a part of it: start again from a snapshot. `consumer` prevents that.
+        `CollectedError` if collection removed a part of it: start again from a snapshot. `consumers` prevent that.
         """
         return ChangeFeed(self._newest, Request(columns, filter, before), start, until)
 
-    def consumer(
-        self,
-        name: str,
-        *,
-        start: Start = "snapshot",
-        max_age: timedelta = DEFAULT_MAX_AGE,
-        until: Until = None,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike | None = None,  # noqa: A002
-        before: bool = False,
-    ) -> Consumer:
-        """A reader of changes whose place is kept beside the table: after a restart it goes on where it last committed.
-
-        Iterate over it, and call `commit()` after the changes were applied. A new consumer begins at `start`. Collection
-        removes nothing that it has not committed, unless it says nothing for `max_age`; then it has expired, and its next
-        commit or read is a `CollectedError`. One process reads for a name: a later one takes over.
-        """
-        request = Request(columns, filter, before)
-        return Consumer(self._newest, name, request, start=start, until=until, max_age=max_age)
-
-    def consumers(self) -> list[ConsumerInfo]:
-        """The named consumers of the table's changes, with their lag."""
-        return consumer_infos(self.location, self._newest.with_index().table_id)
-
-    def drop_consumer(self, name: str) -> None:
-        """Forget a consumer: collection goes on without it, and whoever reads for it stops."""
-        drop_consumer(self.location, name, self._newest.with_index().table_id)
+    @property
+    def consumers(self) -> Consumers:
+        """Named readers of the change feed: `open`, `list` and `drop`."""
+        return Consumers(self._newest)
 
     # ------------------------------------------------------------------------------------------------------ upkeep
+
+    @property
+    def indexes(self) -> Indexes:
+        """The indexes of the base table: `create`, `list`, `drop` and `maintain`."""
+        return Indexes(self._newest, self.details, partial(self.compact, flush=True))
 
     def flush(
         self,
@@ -471,7 +420,7 @@ class Table(WholeTable):
 
     def _flusher(self) -> ShardOpener:
         """Opens shards whose logs were left behind."""
-        base = self.base
+        base = self._newest()
 
         def open_shard(shard_id: str) -> ShardWriter:
             settings = shard_settings(base, shard_id, None, {"enable_memtable": True})
@@ -529,34 +478,6 @@ class Table(WholeTable):
         flush_live(self.location, _FLUSH_SECONDS)
         maintenance = Maintenance(self._newest, self._flusher(), progress=progress)
         return maintenance.run(indexes=indexes, base_files=base_files, versions=versions, grace_seconds=grace_seconds)
-
-    def create_index(
-        self,
-        column: str | IndexSpec,
-        index_type: str | None = None,
-        *,
-        name: str | None = None,
-        replace: bool = True,
-        **options: Any,
-    ) -> IndexInfo:
-        """Make an index of the base table, by Lance, and let memtables and SSTables mirror it where they can.
-
-        `index_type` and `options` are those of Lance ("BTREE", "INVERTED" or "FTS", "IVF_PQ", ...); by default vectors get
-        "IVF_HNSW_SQ", everything else "BTREE". Or give `BTreeIndex`, `FtsIndex` or `HnswIndex`. Before an index of vectors
-        is made, fresh rows are compacted, since it groups vectors by those that it is made of.
-        """
-        request = IndexRequest.of(column, index_type, name, options, self._newest.with_index().columns.nullable)
-        if request.is_vector:
-            self.compact(flush=True)
-        return create_index(self._newest.with_index, request, replace=replace)
-
-    def list_indices(self) -> list[IndexInfo]:
-        """The indexes of the base table."""
-        return list_indexes(self._newest.with_index())
-
-    def drop_index(self, name: str) -> None:
-        """Take an index away from the base table, and from what memtables and SSTables mirror."""
-        drop_index(self._newest.with_index, name)
 
     def drop(self, *, force: bool = False) -> None:
         """Remove the table: its rows in all tiers, and everything else in its directory. There is no way back.
@@ -635,4 +556,9 @@ class Table(WholeTable):
         wanted = check_flag("collectable", collectable)
         garbage = Collector(self.location, self._newest).run(dry_run=True) if wanted else None
         live = self._reader.capture() if check_flag("live_rows", live_rows) else None
-        return collect_stats(self.location, self.base, garbage, CompactionPolicy(), live=live)
+        return collect_stats(self.location, self._newest(), garbage, CompactionPolicy(), live=live)
+
+
+def newest_base(table: Table) -> BaseTable:
+    """Return the newest version of the base table, for the packages above this one."""
+    return table._newest()  # noqa: SLF001
