@@ -10,7 +10,6 @@ Owns `ShardWriter`: what a user calls. Each verb is one call into `write`, or in
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.transactions import is_own
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
-from lance_memwal.process.async_calls import AsyncCalls
+from lance_memwal.process.aio import Together, in_thread, shares, waits
 from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.lazy import lazy
@@ -38,7 +37,7 @@ from lance_memwal.process.telemetry import spanned
 from lance_memwal.process.waiting import is_on_top
 from lance_memwal.read.lookup import LookupKeys, Undecided
 from lance_memwal.read.memory_scan import MemTableScanner
-from lance_memwal.read.readable import Readable
+from lance_memwal.read.readable import Readable, ReadableAio
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Read
 from lance_memwal.read.shard_alone import ShardAlone
@@ -75,7 +74,7 @@ class ShardWriter(Readable):
         """Use `open`."""
         self._shard = life.open_shard(target, config, clock, parked)
         self._key = target.location.key
-        self._async = AsyncCalls()
+        self._together = Together()
         try:
             life.start(self._shard)
             self._finalizer = weakref.finalize(self, self._shard.abandon)
@@ -310,40 +309,6 @@ class ShardWriter(Readable):
             raise InvalidInputError("delete_nowait looks no rows up, and the table puts its rows in order: use delete")
         return writes.delete_nowait(self._shard, keys, drain=drain)
 
-    async def put_async(
-        self,
-        data: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-        if_absent: bool = False,
-        where: FilterLike | None = None,
-    ) -> WriteResult:
-        """As `put`, without a wait of the event loop; puts of many tasks share entries. Durable once it returns.
-
-        A task that is cancelled does not take its put back.
-        """
-        plain = self._shard.columns.target.merge is None and not keeps_missing(missing)
-        if txn is None and plain and not if_absent and where is None:
-            done: WriteResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
-            return done
-        return await self._async.made(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
-
-    async def delete_async(
-        self,
-        keys: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        count: bool = False,
-        sequence: Any = None,
-    ) -> WriteResult:
-        """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        ordered = isinstance(self._shard.columns.target.merge, LastWrite)
-        if txn is None and not count and sequence is None and not ordered:
-            done: WriteResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
-            return done
-        return await self._async.made(self.delete, keys, txn=txn, count=count, sequence=sequence)
-
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.
 
@@ -425,7 +390,6 @@ class ShardWriter(Readable):
         live.forget(self._key, self)
         self._shard.stop(seconds)
         self._finalizer.detach()  # not before: an interrupt in between would leave the background work to nobody
-        self._async.end()
 
     def leave(self, deadline: float) -> None:
         """Keep all other threads out, since the program ends; a close that a signal handler requested is done first."""
@@ -435,7 +399,7 @@ class ShardWriter(Readable):
         """Become closed in a forked child, where this writer's threads and locks do not exist."""
         self._finalizer.detach()
         self._shard.orphan()
-        self._async.orphan()
+        self._together = Together()
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -447,7 +411,14 @@ class ShardWriter(Readable):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
+
+    @property
+    def aio(self) -> ShardWriterAio:
+        """The verbs as coroutines; plain puts and deletes of many tasks share entries."""
+        merge = self._shard.columns.target.merge
+        deletes = () if isinstance(merge, LastWrite) else ("delete",)
+        return ShardWriterAio(self, self._together, deletes if merge is not None else ("put", *deletes))
 
     # -------------------------------------------------------------------------------------------------------- reading
 
@@ -592,3 +563,21 @@ class ShardWriter(Readable):
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"ShardWriter(shard_id={self.shard_id!r}, epoch={self.epoch}, {state})"
+
+
+class ShardWriterAio(ReadableAio):
+    """The verbs of a `ShardWriter` as coroutines."""
+
+    __slots__ = ()
+    put = shares(ShardWriter.put)
+    insert = waits(ShardWriter.insert)
+    update = waits(ShardWriter.update)
+    delete = shares(ShardWriter.delete)
+    compare_and_set = waits(ShardWriter.compare_and_set)
+    evolve_schema = waits(ShardWriter.evolve_schema)
+    force_seal_active = waits(ShardWriter.force_seal_active)
+    wait_for_flush_drain = waits(ShardWriter.wait_for_flush_drain)
+    check_fenced = waits(ShardWriter.check_fenced)
+    manifest = waits(ShardWriter.manifest)
+    close = waits(ShardWriter.close)
+    abort = waits(ShardWriter.abort)

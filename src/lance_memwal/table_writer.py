@@ -14,7 +14,6 @@ Owns `TableWriter`. Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import uuid
 import weakref
@@ -32,12 +31,12 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.memtable import live
-from lance_memwal.process.async_calls import AsyncCalls
+from lance_memwal.process.aio import Together, in_thread, shares, waits
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.telemetry import spanned
 from lance_memwal.process.waiting import is_on_top, refuse_on_top
 from lance_memwal.read.lookup import LookupKeys, Undecided
-from lance_memwal.read.readable import Readable
+from lance_memwal.read.readable import Readable, ReadableAio
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Pickled, Read
 from lance_memwal.read.tiers import Tiers
@@ -142,7 +141,7 @@ class TableWriter(Readable):
         self._compaction = Background(compaction, base.location, watch.look, partial(_owned, self._shards))
         weakref.finalize(self, self._compaction.stop).atexit = False
         weakref.finalize(self, self._shards.stop_aging).atexit = False
-        self._async = AsyncCalls()
+        self._together = Together()
         close_in_child(self)
 
     # ------------------------------------------------------------------------------------------------------ writing
@@ -265,40 +264,6 @@ class TableWriter(Readable):
             self._route(data, missing), lambda w, rows: w.put_nowait(rows, missing=missing, drain=drain)
         )
         return TableAck(acks)
-
-    async def put_async(
-        self,
-        data: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-        if_absent: bool = False,
-        where: FilterLike | None = None,
-    ) -> RoutedResult:
-        """As `put`, without a wait of the event loop; puts of many tasks share entries. Durable once it returns.
-
-        A task that is cancelled does not take its put back.
-        """
-        plain = not self._shared and self._merge is None and not keeps_missing(missing)
-        if txn is None and plain and not if_absent and where is None:
-            done: RoutedResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
-            return done
-        return await self._async.made(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
-
-    async def delete_async(
-        self,
-        keys: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        count: bool = False,
-        sequence: Any = None,
-    ) -> RoutedResult:
-        """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        plain = not self._shared and not isinstance(self._merge, LastWrite)
-        if txn is None and not count and sequence is None and plain:
-            done: RoutedResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
-            return done
-        return await self._async.made(self.delete, keys, txn=txn, count=count, sequence=sequence)
 
     def delete_nowait(self, keys: Any, *, drain: bool = True) -> TableAck:
         """Delete rows by primary key and return at once; the `Ack` tells when all shards have that on storage."""
@@ -444,7 +409,6 @@ class TableWriter(Readable):
         failures = end()
         if waits:
             self._compaction.join()
-            self._async.end()
         if failures:
             raise failures[0]
 
@@ -453,7 +417,7 @@ class TableWriter(Readable):
         self._lock = threading.RLock()
         self._shards.orphan()
         self._compaction.orphan()
-        self._async.orphan()
+        self._together = Together()
 
     def __enter__(self) -> TableWriter:
         return self
@@ -465,7 +429,14 @@ class TableWriter(Readable):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
+
+    @property
+    def aio(self) -> TableWriterAio:
+        """The verbs as coroutines; plain puts and deletes of many tasks share entries."""
+        deletes = () if self._shared or isinstance(self._merge, LastWrite) else ("delete",)
+        plain = deletes if self._shared or self._merge is not None else ("put", *deletes)
+        return TableWriterAio(self, self._together, plain)
 
     # ------------------------------------------------------------------------------------------------------ looking
 
@@ -503,3 +474,18 @@ class TableWriter(Readable):
     def __repr__(self) -> str:
         state = "closed" if self._shards.closed else "open"
         return f"TableWriter({self._location.describe()!r}, shards={len(self._shards.names())}, {state})"
+
+
+class TableWriterAio(ReadableAio):
+    """The verbs of a `TableWriter` as coroutines."""
+
+    __slots__ = ()
+    put = shares(TableWriter.put)
+    insert = waits(TableWriter.insert)
+    update = waits(TableWriter.update)
+    delete = shares(TableWriter.delete)
+    compare_and_set = waits(TableWriter.compare_and_set)
+    flush = waits(TableWriter.flush)
+    evolve_schema = waits(TableWriter.evolve_schema)
+    close = waits(TableWriter.close)
+    abort = waits(TableWriter.abort)

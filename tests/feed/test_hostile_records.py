@@ -71,9 +71,9 @@ def written(directory: str, **changes: Any) -> Plant:
 
 def all_calls(table: mw.Table) -> dict[str, Callable[[], object]]:
     return {
-        "consumers": table.consumers,
+        "consumers": table.consumers.list,
         "consumer": lambda: list(table.consumers.open("x", until="now")),
-        "checkpoints": table.checkpoints,
+        "checkpoints": table.checkpoints.list,
         "at": lambda: table.at("cp").count_rows(),
         "new consumer": lambda: list(table.consumers.open("new", until="now")),
         "stats": table.stats,
@@ -182,17 +182,17 @@ def test_a_newer_form_of_a_snapshot_is_unknown_and_says_where(place: Path, direc
     assert caught.value.path == f"{directory}/{NEXT}.json"
 
 
-@pytest.mark.parametrize(("directory", "drop"), [(CONSUMER, "drop_consumer"), (CHECKPOINT, "checkpoint_drop")])
-def test_the_last_number_of_all_is_named_since_no_record_can_follow_it(place: Path, directory: str, drop: str) -> None:
+@pytest.mark.parametrize(("directory", "group"), [(CONSUMER, "consumers"), (CHECKPOINT, "checkpoints")])
+def test_the_last_number_of_all_is_named_since_no_record_can_follow_it(place: Path, directory: str, group: str) -> None:
     last = place / directory / f"{(1 << 63) - 1}.json"
     written(directory)(place)
     os.rename(place / directory / f"{NEXT}.json", last)
     table = mw.open_table(str(place))
     name = Path(directory).name
     with pytest.raises(mw.CorruptDataError, match=last.name):
-        getattr(table, drop)(name)
+        getattr(table, group).drop(name)
     last.unlink()
-    getattr(table, drop)(name)
+    getattr(table, group).drop(name)
 
 
 def test_a_number_beyond_the_last_one_is_a_stray_name(place: Path) -> None:

@@ -224,7 +224,7 @@ def shard_puts(life: MachineLife, numbers: list[int], how: str) -> None:
 
 def _put(writer: mw.ShardWriter, batch: pa.RecordBatch, how: str) -> mw.WriteResult:
     async def put() -> mw.WriteResult:
-        return await writer.put_async(batch)
+        return await writer.aio.put(batch)
 
     if how == "async":
         return asyncio.run(put())
@@ -251,7 +251,7 @@ def shard_deletes(life: MachineLife, numbers: list[int], how: str) -> None:
 
 def _delete(writer: mw.ShardWriter, keys: pa.RecordBatch, how: str) -> None:
     async def delete() -> None:
-        await writer.delete_async(keys)
+        await writer.aio.delete(keys)
 
     if how == "async":
         asyncio.run(delete())

@@ -94,17 +94,17 @@ def asynchronous(place: Location) -> None:
         writer, other = table.writer(), table.writer()
         tell("reprs", repr(writer), writer.put_nowait([{"id": 20, "v": "a"}]))
         calls = (
-            lambda: writer.put_async([{"id": "x"}]),
-            lambda: table.lookup_async(["x"]),
-            lambda: table.get_async("x"),
-            lambda: table.search_async([1.0], column="none"),
+            lambda: writer.aio.put([{"id": "x"}]),
+            lambda: table.aio.lookup(["x"]),
+            lambda: table.aio.get("x"),
+            lambda: table.aio.search([1.0], column="none"),
         )
         for call in calls:
             await failing_task(call)
         other.put([{"id": 21, "v": "a"}])
-        await failing_task(lambda: writer.put_async([{"id": 22, "v": "a"}]))
+        await failing_task(lambda: writer.aio.put([{"id": 22, "v": "a"}]))
         other.close()
-        await failing_task(lambda: other.put_async([{"id": 23, "v": "a"}]))
+        await failing_task(lambda: other.aio.put([{"id": 23, "v": "a"}]))
         writer.abort()
 
     asyncio.run(live())

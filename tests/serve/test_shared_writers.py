@@ -405,7 +405,7 @@ def test_an_evolved_schema_reaches_the_owner(table: mw.Table, pair: tuple[mw.Tab
 async def _many(writer: mw.TableWriter) -> Any:
     import asyncio
 
-    return await asyncio.gather(*[writer.put_async([{"id": k, "v": "async"}]) for k in range(50, 100)])
+    return await asyncio.gather(*[writer.aio.put([{"id": k, "v": "async"}]) for k in range(50, 100)])
 
 
 def test_columns_that_only_the_owner_knows_are_null_where_that_was_asked(

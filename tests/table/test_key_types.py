@@ -282,7 +282,11 @@ def verbs_of(reader: Any) -> dict[str, Verb]:
         "get_blob": lambda key: reader.get_blob(key, "b") is not None,
     }
     if isinstance(reader, mw.Table):
-        verbs["get_async"] = lambda key: asyncio.run(reader.get_async(key)) is not None
+
+        async def get(key: Any) -> bool:
+            return await reader.aio.get(key) is not None
+
+        verbs["aio.get"] = lambda key: asyncio.run(get(key))
     if isinstance(reader, mw.ShardWriter | mw.TableWriter):
         verbs["compare_and_set"] = lambda key: not reader.compare_and_set(key, None, None)
     return verbs

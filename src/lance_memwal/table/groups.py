@@ -19,6 +19,7 @@ from lance_memwal.feed.starts import Start, Until
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.memtable.index import IndexSpec
+from lance_memwal.process.aio import Aio, waits
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.sstable.maintained import choose_maintained
@@ -96,6 +97,7 @@ class Indexes:
 
     def create(
         self,
+        /,
         column: str | IndexSpec,
         index_type: str | None = None,
         *,
@@ -136,3 +138,31 @@ class Indexes:
         """
         choose_maintained(self._newest.with_index, names)
         return self._details()
+
+
+class CheckpointsAio(Aio):
+    """The calls of `Checkpoints` as coroutines."""
+
+    __slots__ = ()
+    create = waits(Checkpoints.create)
+    list = waits(Checkpoints.list)
+    drop = waits(Checkpoints.drop)
+
+
+class ConsumersAio(Aio):
+    """The calls of `Consumers` as coroutines."""
+
+    __slots__ = ()
+    open = waits(Consumers.open)
+    list = waits(Consumers.list)
+    drop = waits(Consumers.drop)
+
+
+class IndexesAio(Aio):
+    """The calls of `Indexes` as coroutines."""
+
+    __slots__ = ()
+    create = waits(Indexes.create)
+    list = waits(Indexes.list)
+    drop = waits(Indexes.drop)
+    maintain = waits(Indexes.maintain)

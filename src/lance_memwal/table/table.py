@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -38,8 +37,9 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import recorded
 from lance_memwal.log.epochs import IDLE_SECONDS
+from lance_memwal.process.aio import waits
 from lance_memwal.read.lookup import LookupKeys, Undecided
-from lance_memwal.read.readable import WholeTable
+from lance_memwal.read.readable import ReadableAio, WholeTable
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Pickled, Read
 from lance_memwal.read.snapshot import Snapshot
@@ -52,7 +52,7 @@ from lance_memwal.rows.sharding import Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import with_names
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.table.groups import Checkpoints, Consumers, Indexes
+from lance_memwal.table.groups import Checkpoints, CheckpointsAio, Consumers, ConsumersAio, Indexes, IndexesAio
 from lance_memwal.table.verbs import EVERY_ROW, KeptWriter, check_mode, rows_or_filter
 from lance_memwal.table.writers import OnFenced, open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
@@ -282,6 +282,11 @@ class Table(WholeTable):
         """
         self._kept.close()
 
+    @property
+    def aio(self) -> TableAio:
+        """The calls that wait, as coroutines: `await table.aio.get(7)`, `async for batch in table.aio.scan()`."""
+        return TableAio(self)
+
     def __enter__(self) -> Table:
         return self
 
@@ -299,18 +304,6 @@ class Table(WholeTable):
     def _pickled(self) -> Pickled | None:
         return self._reader.pickled
 
-    async def get_async(self, *args: Any, **options: Any) -> dict[str, Any] | None:
-        """As `get`, without a wait of the event loop."""
-        return await asyncio.to_thread(self.get, *args, **options)
-
-    async def lookup_async(self, *args: Any, **options: Any) -> pa.Table:
-        """As `lookup`, without a wait of the event loop."""
-        return await asyncio.to_thread(self.lookup, *args, **options)
-
-    async def search_async(self, *args: Any, **options: Any) -> pa.Table:
-        """As `search`, without a wait of the event loop."""
-        return await asyncio.to_thread(self.search, *args, **options)
-
     def to_dataset(self, *, consistency: Consistency = "fresh") -> TableDataset:
         """The live rows as a pyarrow dataset: DuckDB, Polars and DataFusion read it, with columns and filters pushed down.
 
@@ -318,7 +311,7 @@ class Table(WholeTable):
         """
         return dataset_of(self, consistency)
 
-    def sql(self, query: str, *, memory_bytes: int = SQL_MEMORY_BYTES, **tables: Any) -> pa.Table:
+    def sql(self, /, query: str, *, memory_bytes: int = SQL_MEMORY_BYTES, **tables: Any) -> pa.Table:
         """The answer to one SQL query of DataFusion in which this table is `t`; all of it sees one state of the table.
 
         `tables` are others that it names: tables of ours, pyarrow datasets, or data. The query only reads: statements that
@@ -557,6 +550,50 @@ class Table(WholeTable):
         garbage = Collector(self.location, self._newest).run(dry_run=True) if wanted else None
         live = self._reader.capture() if check_flag("live_rows", live_rows) else None
         return collect_stats(self.location, self._newest(), garbage, CompactionPolicy(), live=live)
+
+
+class TableAio(ReadableAio):
+    """The calls of a `Table` that wait, as coroutines."""
+
+    __slots__ = ()
+    head = waits(Table.head)
+    to_arrow = waits(Table.to_arrow)
+    to_pandas = waits(Table.to_pandas)
+    sql = waits(Table.sql)
+    add = waits(Table.add)
+    upsert = waits(Table.upsert)
+    update = waits(Table.update)
+    delete = waits(Table.delete)
+    details = waits(Table.details)
+    stats = waits(Table.stats)
+    shards = waits(Table.shards)
+    transactions = waits(Table.transactions)
+    at = waits(Table.at)
+    snapshot = waits(Table.snapshot)
+    diff = waits(Table.diff)
+    maintain = waits(Table.maintain)
+    flush = waits(Table.flush)
+    compact = waits(Table.compact)
+    gc = waits(Table.gc)
+    verify = waits(Table.verify)
+    repair = waits(Table.repair)
+    drop = waits(Table.drop)
+    close = waits(Table.close)
+
+    @property
+    def checkpoints(self) -> CheckpointsAio:
+        """See `Table.checkpoints`."""
+        return CheckpointsAio(self._owner.checkpoints)
+
+    @property
+    def consumers(self) -> ConsumersAio:
+        """See `Table.consumers`."""
+        return ConsumersAio(self._owner.consumers)
+
+    @property
+    def indexes(self) -> IndexesAio:
+        """See `Table.indexes`."""
+        return IndexesAio(self._owner.indexes)
 
 
 def newest_base(table: Table) -> BaseTable:
