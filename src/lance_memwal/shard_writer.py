@@ -19,10 +19,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_instance, check_timeout
+from lance_memwal.arguments import check_instance
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.errors import InvalidInputError, UnavailableError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
@@ -74,13 +74,14 @@ class ShardWriter(Readable):
         """Use `open`."""
         self._shard = life.open_shard(target, config, clock, parked)
         self._key = target.location.key
+        self._live = life.LiveWriter(self._shard)
         self._together = Together()
         try:
             life.start(self._shard)
             self._finalizer = weakref.finalize(self, self._shard.abandon)
             self._finalizer.atexit = False  # a program's own hook may still close this writer
-            live.register(self._key, self)
-            close_in_child(self)
+            live.register(self._key, self._live)
+            close_in_child(self._orphan)
         except BaseException:  # no second thread to be had, or interrupted: the first one must not live on
             self._shard.abandon()
             raise
@@ -116,22 +117,6 @@ class ShardWriter(Readable):
         return cls(
             target_of(location, base, schema, fsync=settings.fsync, indexes=indexes, clock=clock), settings, clock
         )
-
-    @classmethod
-    def of_table(
-        cls,
-        base: BaseTable,
-        settings: WriterConfig,
-        *,
-        routed: bool,
-        watch: TableWatch | None = None,
-        parked: Parked | None = None,
-    ) -> ShardWriter:
-        """Own a shard of `base`, or take a parked one up again; `routed`: the caller sends only rows that belong to it."""
-        settings = with_shard(settings, base.sharding)
-        base.check_columns()
-        target = target_of(base.location, for_writing(base), None, fsync=settings.fsync, routed=routed, watch=watch)
-        return cls(target, settings, SYSTEM_CLOCK, parked=parked)
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -318,12 +303,7 @@ class ShardWriter(Readable):
 
     def force_seal_active(self) -> None:
         """Freeze the active memtable (no-op if it is empty); `FencedError` if another writer owns the shard."""
-        self._shard.tables.need()
-        self._shard.commits.refuse_on_top()
-        with self._shard.health.lock:
-            self._shard.health.refuse_writes()
-        self.check_fenced()
-        self._shard.seal()
+        life.force_seal(self._shard)
 
     def seal(self) -> None:
         """Freeze the active memtable, so that it is flushed in the background; asks no store, and raises nothing."""
@@ -338,20 +318,9 @@ class ShardWriter(Readable):
 
         While a flush keeps failing, this waits for its next attempt and raises the error of that attempt.
         """
-        self._shard.commits.refuse_on_top()
-        tables, health, timeout = self._shard.tables.need(), self._shard.health, check_timeout(timeout)
-        health.refuse()
-        if not health.wait_until(lambda: not tables.frozen, timeout):
-            raise UnavailableError(
-                f"{len(tables.frozen)} memtables were not flushed within {timeout} seconds; wait again"
-            )
+        life.wait_for_drain(self._shard, timeout)
 
     # -------------------------------------------------------------------------------------------------------- closing
-
-    def publish(self, timeout_seconds: float) -> None:
-        """Turn everything that was written so far into SSTables, within so many seconds."""
-        self.force_seal_active()
-        self.wait_for_flush_drain(timeout_seconds)
 
     def close(self) -> None:
         """Flush the log and all memtables, end the background work, and raise the first failure. Idempotent.
@@ -387,15 +356,11 @@ class ShardWriter(Readable):
 
     def _stop(self, seconds: float = JOIN_SECONDS) -> None:
         """End the background work, and wait for what of it runs, for some time."""
-        live.forget(self._key, self)
+        live.forget(self._key, self._live)
         self._shard.stop(seconds)
         self._finalizer.detach()  # not before: an interrupt in between would leave the background work to nobody
 
-    def leave(self, deadline: float) -> None:
-        """Keep all other threads out, since the program ends; a close that a signal handler requested is done first."""
-        self._shard.health.end_program(deadline)
-
-    def orphan(self) -> None:
+    def _orphan(self) -> None:
         """Become closed in a forked child, where this writer's threads and locks do not exist."""
         self._finalizer.detach()
         self._shard.orphan()
@@ -439,7 +404,7 @@ class ShardWriter(Readable):
     def _find_in_memory(self, keys: LookupKeys, columns: Sequence[str] | None) -> dict[str, Any] | Undecided | None:
         self._shard.tables.need()
         self._shard.health.refuse()
-        return self._reader.find_in_memory(keys, columns, self)
+        return self._reader.find_in_memory(keys, columns, self._live)
 
     @property
     def _reader(self) -> Reader | ShardAlone:
@@ -453,13 +418,6 @@ class ShardWriter(Readable):
     def _table_reader(self) -> Reader:
         return Reader(NewestBase(BaseTable.need(self._shard.columns.target.location)), self._shard.clock)
 
-    def capture(self) -> InMemoryMemTables | None:
-        """Active and frozen memtables for a reader of the table; None if this writer has none to show."""
-        try:
-            return self._shard.capture()
-        except MemWalError:
-            return None
-
     def in_memory_memtable_refs(self) -> InMemoryMemTables:
         """Active and frozen memtables, captured together."""
         return self._shard.capture()
@@ -472,12 +430,7 @@ class ShardWriter(Readable):
 
     def check_fenced(self) -> None:
         """Raise `FencedError` if the newest manifest carries a higher epoch, `TableReplacedError` if the table is another one."""
-        self._shard.health.look_at_table()
-        try:
-            self._shard.manifests.check_fenced(self.epoch)
-        except FencedError as error:
-            self._shard.health.fail(error)
-            raise
+        life.check_fenced(self._shard)
 
     def manifest(self) -> ShardManifest:
         """The newest manifest of the shard."""
@@ -495,11 +448,6 @@ class ShardWriter(Readable):
     def shard_id(self) -> str:
         """The shard that this writer owns."""
         return self._shard.log.shard_id
-
-    @property
-    def unpublished_generation(self) -> int:
-        """The oldest generation that is in no SSTable yet; 0 in WAL-only mode, where this writer makes none."""
-        return self._shard.tables.unpublished_generation
 
     @property
     def config(self) -> WriterConfig:
@@ -563,6 +511,26 @@ class ShardWriter(Readable):
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"ShardWriter(shard_id={self.shard_id!r}, epoch={self.epoch}, {state})"
+
+
+def open_shard_of(
+    base: BaseTable,
+    settings: WriterConfig,
+    *,
+    routed: bool,
+    watch: TableWatch | None = None,
+    parked: Parked | None = None,
+) -> ShardWriter:
+    """Own a shard of `base`, or take a parked one up again; `routed`: the caller sends only rows that belong to it."""
+    settings = with_shard(settings, base.sharding)
+    base.check_columns()
+    target = target_of(base.location, for_writing(base), None, fsync=settings.fsync, routed=routed, watch=watch)
+    return ShardWriter(target, settings, SYSTEM_CLOCK, parked=parked)
+
+
+def unpublished_generation(writer: ShardWriter) -> int:
+    """Return the oldest generation that is in no SSTable yet; 0 in WAL-only mode."""
+    return writer._shard.tables.unpublished_generation
 
 
 class ShardWriterAio(ReadableAio):

@@ -46,7 +46,7 @@ from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
 from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.serve.shared_shard import SharedShard
-from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.shard_writer import ShardWriter, unpublished_generation
 from lance_memwal.types import Transaction, check_shard_id
 from lance_memwal.write.changes import Settings, sequence_of
 from lance_memwal.write.life import Parked
@@ -74,7 +74,7 @@ def _owned(shards: OpenShards[Shard]) -> dict[str, int]:
     owners = {shard_id: _owner_of(shard) for shard_id, shard in shards.open.items()}
     return {
         **{shard_id: generation for shard_id, generation in parked.items() if shard_id not in owners},
-        **{shard_id: owner.unpublished_generation for shard_id, owner in owners.items() if owner is not None},
+        **{shard_id: unpublished_generation(owner) for shard_id, owner in owners.items() if owner is not None},
     }
 
 
@@ -142,7 +142,7 @@ class TableWriter(Readable):
         weakref.finalize(self, self._compaction.stop).atexit = False
         weakref.finalize(self, self._shards.stop_aging).atexit = False
         self._together = Together()
-        close_in_child(self)
+        close_in_child(self._orphan)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -370,13 +370,6 @@ class TableWriter(Readable):
             self._shards.evolve()
             self._take_columns(base)
 
-    def follow_columns(self) -> bool:
-        """`evolve_schema`, if the base table has other columns than this writer knows; returns whether it has."""
-        if self._watch.look().columns.is_like(self._schema):
-            return False
-        self.evolve_schema()
-        return True
-
     def _take_columns(self, base: BaseTable) -> None:
         self._schema, self._sharding, self._merge = base.columns, base.sharding, base.merge
         self._fitter = Fitter(self._schema)
@@ -412,7 +405,7 @@ class TableWriter(Readable):
         if failures:
             raise failures[0]
 
-    def orphan(self) -> None:
+    def _orphan(self) -> None:
         """Become closed in a forked child."""
         self._lock = threading.RLock()
         self._shards.orphan()
@@ -474,6 +467,14 @@ class TableWriter(Readable):
     def __repr__(self) -> str:
         state = "closed" if self._shards.closed else "open"
         return f"TableWriter({self._location.describe()!r}, shards={len(self._shards.names())}, {state})"
+
+
+def follow_columns(writer: TableWriter) -> bool:
+    """Evolve the columns of a writer if those of the base table differ; return whether they did."""
+    if writer._watch.look().columns.is_like(writer._schema):
+        return False
+    writer.evolve_schema()
+    return True
 
 
 class TableWriterAio(ReadableAio):

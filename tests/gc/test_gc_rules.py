@@ -369,7 +369,8 @@ def ids(table: mw.Table) -> list[int]:
 
 def flush_and_die(writer: mw.ShardWriter) -> None:
     """End a writer that leaves no mark, which would carry a whole map."""
-    writer.publish(60)
+    writer.force_seal_active()
+    writer.wait_for_flush_drain(60)
     writer.abort()
 
 
@@ -445,7 +446,8 @@ def test_entries_that_are_not_flushed_stay_below_a_newer_whole_map(table: mw.Tab
     """A crash leaves them, and the sentinel of the next writer, above them, has a map: only the cursor protects them."""
     writer = table.shard_writer(fsync=False)
     writer.put(rows(0))
-    writer.publish(60)
+    writer.force_seal_active()
+    writer.wait_for_flush_drain(60)
     for number in (1, 2, 3):
         writer.put(rows(number))
     writer.abort()

@@ -173,7 +173,7 @@ class CanonicalLife:
             writer = self._writers.pop()
             with suppress(MemWalError, SimulatedCrash):
                 writer.abort()
-            writer.orphan()  # whatever the abort could not do: nobody of this process finds it any more
+            writer._orphan()  # whatever the abort could not do: nobody of this process finds it any more
         self._writer = None
 
     def _refuse(self, what: str, error: MemWalError) -> None:

@@ -212,17 +212,13 @@ _REASONS: dict[str, str] = {
         BTreeIndex Bucket Cursor.check_table Cursor.place Cursor.stored FtsIndex HnswIndex Identity LastWrite.remember_ms
         Manual Snapshot.check_table Snapshot.is_part_of Snapshot.stored Unsharded""",
     "the engine's own rooms call it: upkeep, serving, forks, parking": """
-        ChangeFeed.needed Scan.snapshot ShardWriter.append ShardWriter.capture ShardWriter.delete_matching
-        ShardWriter.is_parked ShardWriter.is_writing ShardWriter.leave ShardWriter.of_table ShardWriter.orphan
-        ShardWriter.park ShardWriter.publish ShardWriter.put_together ShardWriter.seal ShardWriter.shard_time_ms
-        ShardWriter.table_id ShardWriter.unpublished_generation ShardWriter.update_matching
-        TableWriter.attend TableWriter.follow_columns TableWriter.orphan WalAppender.orphan WalTailer.peek""",
+        ChangeFeed.needed Scan.snapshot ShardWriter.append ShardWriter.delete_matching ShardWriter.is_parked
+        ShardWriter.is_writing ShardWriter.park ShardWriter.put_together ShardWriter.seal ShardWriter.shard_time_ms
+        ShardWriter.table_id ShardWriter.update_matching TableWriter.attend""",
     "TableWriter calls it for every shard, and steps call that": "ShardWriter.abort ShardWriter.evolve_schema",
     "commits by hand may break any table; tests/manifest has them": """
-        ShardManifestStore.commit_maintenance ShardManifestStore.commit_update ShardManifestStore.is_crowded
-        ShardManifestStore.is_newest
-        ShardManifestStore.read_again ShardManifestStore.read_version ShardManifestStore.sight
-        ShardManifestStore.sighted ShardManifestStore.written_ms""",
+        ShardManifestStore.commit_maintenance ShardManifestStore.commit_update ShardManifestStore.is_newest
+        ShardManifestStore.read_version ShardManifestStore.written_ms""",
     "of Python's files; tests/blobs/test_blob_tiers.py has them": "BlobFile.read1 BlobFile.readable BlobFile.seekable",
     "a life sets every writer by keywords; tests/config/test_writer_config.py has it": "WriterConfig",
     "a text": "__version__",

@@ -49,7 +49,7 @@ from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.notebook import html_of
 from lance_memwal.rows.sharding import Sharding
-from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.shard_writer import ShardWriter, open_shard_of
 from lance_memwal.sstable.maintained import with_names
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table.groups import Checkpoints, CheckpointsAio, Consumers, ConsumersAio, Indexes, IndexesAio
@@ -208,7 +208,7 @@ class Table(WholeTable):
     ) -> ShardWriter:
         """Open the writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
         base = with_names(self._newest.with_index())
-        return ShardWriter.of_table(base, shard_settings(base, shard_id, config, overrides), routed=False)
+        return open_shard_of(base, shard_settings(base, shard_id, config, overrides), routed=False)
 
     def add(
         self,
@@ -417,7 +417,7 @@ class Table(WholeTable):
 
         def open_shard(shard_id: str) -> ShardWriter:
             settings = shard_settings(base, shard_id, None, {"enable_memtable": True})
-            return ShardWriter.of_table(base, settings, routed=True)
+            return open_shard_of(base, settings, routed=True)
 
         return open_shard
 
@@ -598,4 +598,4 @@ class TableAio(ReadableAio):
 
 def newest_base(table: Table) -> BaseTable:
     """Return the newest version of the base table, for the packages above this one."""
-    return table._newest()  # noqa: SLF001
+    return table._newest()

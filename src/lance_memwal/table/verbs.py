@@ -22,7 +22,7 @@ from lance_memwal.process.held import Held
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import reread
 from lance_memwal.rows.sharding import Manual
-from lance_memwal.table_writer import TableWriter
+from lance_memwal.table_writer import TableWriter, follow_columns
 from lance_memwal.write.results import RoutedResult
 
 EVERY_ROW = "true"
@@ -51,7 +51,7 @@ class KeptWriter:
                 self._held.close()  # at the end of this use; the next verb opens another one
                 raise
             except InvalidInputError:
-                if not writer.follow_columns():
+                if not follow_columns(writer):
                     raise
             return call(writer, rows)
 

@@ -20,7 +20,7 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.read.reader import Reader
 from lance_memwal.serve.shared_shard import SharedShard, SharedTable
-from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.shard_writer import ShardWriter, open_shard_of
 from lance_memwal.sstable.maintained import with_names
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.write.life import Parked
@@ -60,7 +60,7 @@ def open_writer(
     def open_shard(shard_id: str | None, parked: Parked | None) -> ShardWriter:
         now = watch.look()
         named = shard_settings(now, shard_id, config, overrides)
-        return ShardWriter.of_table(now, named, routed=True, watch=watch, parked=parked)
+        return open_shard_of(now, named, routed=True, watch=watch, parked=parked)
 
     age_ms = settings.max_memtable_age_ms if settings.enable_memtable else None
     age_seconds = None if age_ms is None else age_ms / 1000

@@ -62,7 +62,7 @@ class WalAppender:
         self._shard = None if target is None else self._shard_with(target)
         self._refusal: MemWalError | None = None
         self._lock = threading.RLock()
-        close_in_child(self)
+        close_in_child(self._orphan)
 
     @classmethod
     def open(
@@ -151,7 +151,7 @@ class WalAppender:
             )
         return rows
 
-    def orphan(self) -> None:
+    def _orphan(self) -> None:
         """Become closed in a forked child: two processes must not share an epoch."""
         self._lock = threading.RLock()
         self._refusal = ClosedError("this process was forked: the appender belongs to its parent; open a new one")
