@@ -25,7 +25,7 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError, UnavailableError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.log.transactions import is_own
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
@@ -468,11 +468,6 @@ class ShardWriter(Readable):
     def is_parked(self) -> bool:
         """Whether the writer was put away."""
         return self._shard.health.is_parked
-
-    @property
-    def table_id(self) -> str | None:
-        """The id of the table that this writer belongs to; None where there is no base table."""
-        return self._shard.health.table_id
 
     @property
     def shard_time_ms(self) -> int:

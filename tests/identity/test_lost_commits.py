@@ -12,7 +12,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.primary_key import mark, unmark
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.store.location import resolve
 from services.proxy import proxy
 from tests.kit.lost_answers import ANSWERS, Answer, losing

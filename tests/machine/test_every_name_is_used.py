@@ -214,7 +214,7 @@ _REASONS: dict[str, str] = {
     "the engine's own rooms call it: upkeep, serving, forks, parking": """
         ChangeFeed.needed Scan.snapshot ShardWriter.append ShardWriter.delete_matching ShardWriter.is_parked
         ShardWriter.is_writing ShardWriter.park ShardWriter.put_together ShardWriter.seal ShardWriter.shard_time_ms
-        ShardWriter.table_id ShardWriter.update_matching TableWriter.attend""",
+        ShardWriter.update_matching TableWriter.attend""",
     "TableWriter calls it for every shard, and steps call that": "ShardWriter.abort ShardWriter.evolve_schema",
     "commits by hand may break any table; tests/manifest has them": """
         ShardManifestStore.commit_maintenance ShardManifestStore.commit_update ShardManifestStore.is_newest

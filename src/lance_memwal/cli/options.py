@@ -13,7 +13,7 @@ import typer
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.view import TableView
 from lance_memwal.rows.merging import LastWrite
-from lance_memwal.rows.typed import typed_key, typed_value
+from lance_memwal.rows.text_values import typed_key, typed_value
 from lance_memwal.table import Table, newest_base, open_table
 
 Uri = Annotated[str, typer.Argument(help="The table: a path, file://, s3://, gs:// or az://.", show_default=False)]

@@ -29,8 +29,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.changes import ChangeFeed
 from lance_memwal.feed.checkpoints import Checkpoint
 from lance_memwal.feed.consumers import Consumer
-from lance_memwal.rows.plain import to_plain
-from lance_memwal.rows.typed import typed_range, typed_vector
+from lance_memwal.rows.text_values import to_plain, typed_range, typed_vector
 
 _T = TypeVar("_T")
 

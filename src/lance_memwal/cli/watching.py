@@ -26,7 +26,7 @@ from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import GAP, as_seconds, as_size, clean, grid, print_json
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 from lance_memwal.serve.asked import OwnerSight
 from lance_memwal.table.looking import Look, Looker
 from lance_memwal.upkeep.rates import Rates, TableRates

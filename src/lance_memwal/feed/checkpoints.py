@@ -19,7 +19,7 @@ from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError,
 from lance_memwal.feed.moments import FEED_WORDS, is_plain_name
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import let_survive
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.read.rebuilt import base_of, check_whole
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store.paths import check_record_name

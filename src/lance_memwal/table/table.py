@@ -58,9 +58,8 @@ from lance_memwal.table.writers import OnFenced, open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.types import Transaction
 from lance_memwal.upkeep.drop import drop_table
-from lance_memwal.upkeep.folding import compact_table
 from lance_memwal.upkeep.gc import Collector
-from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS, IndexUpkeep, Maintenance
+from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS, IndexUpkeep, Maintenance, compact_table
 from lance_memwal.upkeep.repair import repair_table
 from lance_memwal.upkeep.reports import (
     FlushReport,

@@ -17,7 +17,7 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.read.reader import Reader
 from lance_memwal.serve.shared_shard import SharedShard, SharedTable
 from lance_memwal.shard_writer import ShardWriter, open_shard_of

@@ -20,7 +20,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index.analyzer import is_text
 from lance_memwal.memtable.index.vectors import is_searchable
 from lance_memwal.process.extras import need
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 from lance_memwal.table import Table, newest_base
 from lance_memwal.table.looking import Look
 from lance_memwal.ui import browsing

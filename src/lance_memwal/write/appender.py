@@ -25,7 +25,7 @@ from lance_memwal.errors import ClosedError, FencedError, InvalidInputError, Mem
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.log.wal import OpenedLog

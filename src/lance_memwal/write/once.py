@@ -60,7 +60,7 @@ from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import EntryEncoder, RowEncoder, encode_mark
 from lance_memwal.log.manifest import SightedManifests
 from lance_memwal.log.reading import list_positions, read_next, read_run, read_tail, read_transactions
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.log.tail import LogRun, generation_of, settled
 from lance_memwal.log.transactions import (
     OWN_EXPIRY_MS,
