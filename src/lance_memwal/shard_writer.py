@@ -15,13 +15,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
 from lance_memwal.arguments import check_instance
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import WriterConfig, WriterSettings
 from lance_memwal.errors import InvalidInputError, UnavailableError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
@@ -96,27 +96,25 @@ class ShardWriter(Readable):
         indexes: Sequence[Any] = (),
         storage_options: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        **overrides: Any,
+        **settings: Unpack[WriterSettings],
     ) -> ShardWriter:
         """Own a shard: validate, claim, fence the predecessor, replay. A refused open has fenced nobody.
 
         `schema` may be left out where a base table exists. `indexes` (`BTreeIndex`, `FtsIndex`, `HnswIndex`) are had
         beside those that the table maintains. Settings come from the table's stored defaults, or from
-        `config`, and then from `overrides`.
+        `config`, and then from `settings`.
         """
         if schema is not None:
             check_instance("schema", schema, pa.Schema, "a pyarrow schema")
         check_instance("indexes", indexes, (list, tuple), "a list of indexes")
         location = resolve(uri, storage_options)
         base = BaseTable.open(location)
-        settings = writer_config(base, config, overrides, indexes)
+        chosen = writer_config(base, config, settings, indexes)
         if base is not None:
-            settings = with_shard(settings, base.sharding)
+            chosen = with_shard(chosen, base.sharding)
             base.check_columns()
             base = for_writing(base, clock)
-        return cls(
-            target_of(location, base, schema, fsync=settings.fsync, indexes=indexes, clock=clock), settings, clock
-        )
+        return cls(target_of(location, base, schema, fsync=chosen.fsync, indexes=indexes, clock=clock), chosen, clock)
 
     # -------------------------------------------------------------------------------------------------------- writing
 

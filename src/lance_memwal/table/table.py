@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import lance
 import pyarrow as pa
@@ -24,7 +24,7 @@ from lance_memwal.arguments import check_choice, check_flag
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import ShardSettings, WriterConfig, WriterSettings
 from lance_memwal.engines.dataset import TableDataset, dataset_at, dataset_of
 from lance_memwal.engines.sql import SQL_MEMORY_BYTES
 from lance_memwal.engines.sql import query as sql_query
@@ -179,7 +179,7 @@ class Table(WholeTable):
         max_open_shards: int = DEFAULT_OPEN_SHARDS,
         shared: bool = False,
         on_fenced: OnFenced = "raise",
-        **overrides: Any,
+        **settings: Unpack[WriterSettings],
     ) -> TableWriter:
         """A writer that routes rows to shards; shard writers are opened when rows need them.
 
@@ -199,15 +199,19 @@ class Table(WholeTable):
             max_open_shards=max_open_shards,
             shared=shared,
             on_fenced=on_fenced,
-            overrides=overrides,
+            overrides=settings,
         )
 
     def shard_writer(
-        self, shard_id: str | uuid.UUID | None = None, *, config: WriterConfig | None = None, **overrides: Any
+        self,
+        shard_id: str | uuid.UUID | None = None,
+        *,
+        config: WriterConfig | None = None,
+        **settings: Unpack[ShardSettings],
     ) -> ShardWriter:
         """Open the writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
         base = with_names(self._newest.with_index())
-        return open_shard_of(base, shard_settings(base, shard_id, config, overrides), routed=False)
+        return open_shard_of(base, shard_settings(base, shard_id, config, settings), routed=False)
 
     def add(
         self,

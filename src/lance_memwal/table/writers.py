@@ -6,14 +6,13 @@ Owns `open_writer` and `shard_settings`. Invariant: whatever can be refused is r
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from lance_memwal.arguments import check_choice, check_flag, check_instance, check_number
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import ShardSettings, WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
@@ -39,7 +38,7 @@ def open_writer(
     max_open_shards: int = DEFAULT_OPEN_SHARDS,
     shared: bool = False,
     on_fenced: OnFenced = "raise",
-    overrides: Mapping[str, Any] = MappingProxyType({}),
+    overrides: ShardSettings | None = None,
 ) -> TableWriter:
     """A writer that routes rows to shards; see `Table.writer`."""
     check_number("max_open_shards", max_open_shards, least=1)
@@ -48,7 +47,7 @@ def open_writer(
     if compaction is not None:
         check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
     base = newest.with_index()
-    settings = writer_config(base, config, dict(overrides), ())
+    settings = writer_config(base, config, overrides or {}, ())
     if settings.shard_id is not None and base.sharding.is_routed:
         raise InvalidInputError(
             "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
@@ -101,8 +100,8 @@ def _share(
 
 
 def shard_settings(
-    base: BaseTable, shard_id: str | uuid.UUID | None, config: WriterConfig | None, overrides: Mapping[str, Any]
+    base: BaseTable, shard_id: str | uuid.UUID | None, config: WriterConfig | None, overrides: ShardSettings | None
 ) -> WriterConfig:
     """The settings of a shard's writer: the table's defaults or `config`, then `overrides`, then the shard."""
-    settings = writer_config(base, config, dict(overrides), ())
+    settings = writer_config(base, config, overrides or {}, ())
     return settings if shard_id is None else settings.replace(shard_id=shard_id)

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import WriterConfig, WriterSettings
 from lance_memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
@@ -78,7 +78,7 @@ class WalAppender:
         location = resolve(uri, storage_options)
         base = BaseTable.open(location)
         target = None if base is None else _target(base, clock, fsync=fsync)
-        settings = {"fsync": fsync, "enable_memtable": False, "shard_id": shard_id}
+        settings: WriterSettings = {"fsync": fsync, "enable_memtable": False, "shard_id": shard_id}
         config = writer_config(base, None, settings, ())
         manifests = manifests_of(location, shard_id, config, clock)
         if target is None:
