@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+import lance_memwal.spark as ms
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.time_travel import tiers_of
 from lance_memwal.lance.base import BaseTable, NewestBase
@@ -365,6 +366,10 @@ def test_a_load_as_of_a_moment_shows_what_was_there_then(spark: Any, uri: str) -
     assert values(spark, uri, snapshot) == values(spark, uri, then.isoformat()) == {"second"}
     table.gc(grace_seconds=0)
     assert values(spark, uri, "before") == {"second"}
+    for moment in ("before", snapshot, then):
+        shown = ms.read(spark, uri, columns=["value"], filter="value >= 'a'", as_of=moment)
+        assert (shown.columns, {row["value"] for row in shown.collect()}) == (["value"], {"second"})
+    assert ms.read(spark, uri, storage_options={"fsync": "false"}).columns == table.schema.names
     with pytest.raises(Exception, match="no checkpoint 'other'"):
         values(spark, uri, "other")
 
