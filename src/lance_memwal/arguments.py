@@ -16,23 +16,6 @@ from typing import Any
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = [
-    "check_callable",
-    "check_choice",
-    "check_column",
-    "check_flag",
-    "check_instance",
-    "check_items",
-    "check_names",
-    "check_number",
-    "check_seconds",
-    "check_text",
-    "check_timeout",
-    "described",
-    "digits_of",
-    "suggestion",
-]
-
 _MOST = (1 << 63) - 1
 _SHOWN = 60
 

@@ -18,8 +18,6 @@ from lance_memwal.arguments import check_flag, check_number, suggestion
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.types import check_shard_id
 
-__all__ = ["DEFAULT_MEMTABLE_AGE_MS", "ShardSettings", "WriterConfig", "WriterSettings"]
-
 DEFAULT_MEMTABLE_AGE_MS = 300_000
 _MIB = 1024 * 1024
 _LARGEST_ENTRY_BYTES = 1024 * _MIB  # readers refuse entries above 2 GiB, and encoding adds to the rows

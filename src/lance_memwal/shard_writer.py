@@ -60,8 +60,6 @@ from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHand
 from lance_memwal.write.table_target import refuse_merge, target_of, with_shard, writer_config
 from lance_memwal.write.writes import Ack
 
-__all__ = ["ShardWriter"]
-
 _LOG = logging.getLogger(__name__)
 
 

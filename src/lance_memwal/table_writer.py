@@ -55,8 +55,6 @@ from lance_memwal.write.results import CountedResult, RoutedResult, WriteResult
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
-__all__ = ["TableAck", "TableWriter"]
-
 _PARALLEL_SHARDS = 8
 T = TypeVar("T")
 

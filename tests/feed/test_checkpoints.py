@@ -17,7 +17,7 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.feed.checkpoints import create_checkpoint, drop_checkpoint
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.log.floor import Floor
+from lance_memwal.log.shards import Floor
 from lance_memwal.read.snapshot import SnapshotShard
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve

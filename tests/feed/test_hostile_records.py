@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.log.floor import Floor
+from lance_memwal.log.shards import Floor
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.sequenced import MAX_RECORD_BYTES, Record, Records

@@ -231,8 +231,11 @@ def test_vectors_and_texts_are_found_from_sql(spark: Any, tmp_path: Path) -> Non
     (best,) = rows(f"SELECT * FROM {texts}")
     assert best[:2] == (1, "red tea")
     assert best[2] > 0
-    nearest = ms.search(spark, uri, [1.0, 1.0], k=2, columns=["id", "meta"])
-    assert [tuple(row) for row in nearest.collect()] == [(2, (7,), 0.0), (1, (7,), 2.0)]
+    nearest = ms.search(spark, uri, [1.0, 1.0], k=2)
+    assert [tuple(row) for row in nearest.select("id", "meta", "_distance").collect()] == [
+        (2, (7,), 0.0),
+        (1, (7,), 2.0),
+    ]
     (best,) = ms.search(spark, uri, text="tea", column="title", filter="id < 2").collect()
     assert (best["id"], best["meta"]["a"]) == (1, 7)
     with pytest.raises(mw.InvalidInputError):

@@ -29,8 +29,8 @@ from lance_memwal.errors import MemWalError
 from lance_memwal.rows.text_values import to_plain
 from lance_memwal.serve.asked import OwnerSight
 from lance_memwal.table.looking import Look, Looker
-from lance_memwal.upkeep.rates import Rates, TableRates
 from lance_memwal.upkeep.reports import ShardStats
+from lance_memwal.upkeep.stats import Rates, TableRates
 
 _LINES_ABOVE = 10  # what is printed beside shards
 _PIPE_SHARDS = 20

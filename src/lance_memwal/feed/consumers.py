@@ -38,9 +38,8 @@ from lance_memwal.feed.shard_changes import REMEDY
 from lance_memwal.feed.starts import Start, Until
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.commit import let_survive
-from lance_memwal.log.floor import Floor
 from lance_memwal.log.reading import list_positions
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import Floor, list_shards
 from lance_memwal.read.rebuilt import base_of, check_whole
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import PARALLEL_LOOKS

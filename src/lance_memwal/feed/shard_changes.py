@@ -25,9 +25,9 @@ from lance_memwal.feed.changed_rows import ChangedRows, changed_rows, one_transa
 from lance_memwal.feed.cursor import Place
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.bulk_marks import is_published
-from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import is_missing, list_positions, read_run, written_ms
+from lance_memwal.log.shards import Floor
 from lance_memwal.log.tailer import WalTailer, entry_at
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema

@@ -20,9 +20,8 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 import pyarrow as pa
 
 from lance_memwal.arguments import check_choice, check_flag, check_number
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, need
 from lance_memwal.process.aio import Aio, in_thread
-from lance_memwal.process.extras import need
 from lance_memwal.process.telemetry import spanned
 from lance_memwal.read.count import live_rows_of
 from lance_memwal.read.merge import BaseRead, Merge, Projection

@@ -1,6 +1,6 @@
 """lance-memwal for Spark: sinks, source, change feed, jobs. `import lance_memwal.spark as ms`."""
 
-from lance_memwal.process.extras import need
+from lance_memwal.errors import need
 
 need("pyspark", "spark", "lance_memwal.spark")
 

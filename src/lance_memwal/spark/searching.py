@@ -65,7 +65,6 @@ def search(
     column: str | Sequence[str] | None = None,
     k: int = 10,
     filter: str | None = None,  # noqa: A002
-    columns: Sequence[str] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Any:
     """Return the best `k` live rows as a DataFrame, best first, with `_distance`, `_score` or, for both, `_relevance`.
@@ -73,8 +72,8 @@ def search(
     The driver searches when this is called. The arguments are those of `Table.search`.
     """
     table = open_table(uri, storage_options=storage_options)
-    best = table.search(vector, text=text, column=column, k=k, filter=filter, columns=columns)
-    schema = _schema(table, vector is not None, text is not None, columns)
+    best = table.search(vector, text=text, column=column, k=k, filter=filter)
+    schema = _schema(table, vector is not None, text is not None, None)
     return spark.createDataFrame(list(_rows(best, schema)), schema)
 
 

@@ -15,8 +15,8 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.config import WriterConfig
 from lance_memwal.serve.asked import AskedOwners, OwnerSight
 from lance_memwal.table.table import Table, newest_base
-from lance_memwal.upkeep.rates import Rates, TableRates, rates_between
 from lance_memwal.upkeep.reports import ShardStats, TableStats
+from lance_memwal.upkeep.stats import Rates, TableRates, rates_between
 
 _ASKED_AT_ONCE = 8
 

@@ -29,7 +29,7 @@ from lance_memwal.engines.dataset import TableDataset, dataset_at, dataset_of
 from lance_memwal.engines.sql import SQL_MEMORY_BYTES
 from lance_memwal.engines.sql import query as sql_query
 from lance_memwal.feed.changes import ChangeFeed, Request
-from lance_memwal.feed.moments import Moment
+from lance_memwal.feed.checkpoints import Moment
 from lance_memwal.feed.starts import Start, Until
 from lance_memwal.feed.time_travel import diff_moments, snapshot_of
 from lance_memwal.feed.view import TableView, scan_at
@@ -417,12 +417,8 @@ class Table(WholeTable):
     def _flusher(self) -> ShardOpener:
         """Opens shards whose logs were left behind."""
         base = self._newest()
-
-        def open_shard(shard_id: str) -> ShardWriter:
-            settings = shard_settings(base, shard_id, None, {"enable_memtable": True})
-            return open_shard_of(base, settings, routed=True)
-
-        return open_shard
+        settings = partial(shard_settings, base, config=None, overrides={"enable_memtable": True})
+        return lambda shard_id: open_shard_of(base, settings(shard_id), routed=True)
 
     def compact(
         self,

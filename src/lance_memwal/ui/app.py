@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import lance_memwal
 from lance_memwal.arguments import digits_of
 from lance_memwal.engines.dataset import columns_of
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, need
 from lance_memwal.memtable.index.analyzer import is_text
 from lance_memwal.memtable.index.vectors import is_searchable
-from lance_memwal.process.extras import need
 from lance_memwal.rows.text_values import to_plain
 from lance_memwal.table import Table, newest_base
 from lance_memwal.table.looking import Look
@@ -29,8 +28,8 @@ from lance_memwal.ui.gate import Gate
 from lance_memwal.ui.looks import EVERY_SECONDS, Looks, tiers_of
 from lance_memwal.ui.questions import MAX_ROWS, MAX_SECONDS, Desk, Running
 from lance_memwal.ui.timeline import timeline
-from lance_memwal.upkeep.rates import Rates
 from lance_memwal.upkeep.reports import ShardStats
+from lance_memwal.upkeep.stats import Rates
 
 if TYPE_CHECKING:
     from starlette.requests import Request
