@@ -32,6 +32,7 @@ from benchmarks.object_store import running_service
 from lance_memwal.compact.policy import CHECKS_PER_BASE_LOOK, Background
 from lance_memwal.store.location import Location
 from lance_memwal.store.metering import price_of
+from lance_memwal.table import newest_base
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cost.md"
 SHARDS = (1, 10, 100)
@@ -152,7 +153,7 @@ def _often(table: mw.Table, writer: mw.TableWriter, seen: Seen | None) -> dict[s
     for _ in range(2):
         found[GET_HERE] = count(lambda: writer.get(1), table.location, seen)
     shards = {info.shard_id: 0 for info in table.shards()}
-    background = Background(POLICY, table.location, lambda: table.base, lambda: shards)
+    background = Background(POLICY, table.location, lambda: newest_base(table), lambda: shards)
     for now in (0.0, 1e12):  # the first look of all is at the shards, a later one is not
         found[CHECK] = count(partial(background.look, POLICY, now), table.location, seen)
     return found

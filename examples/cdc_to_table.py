@@ -21,7 +21,7 @@ def copy(orders: mw.Table, latest: mw.Table) -> int:
 
     The place is kept beside `orders`. If this is killed before `commit`, the same changes come again, and change nothing.
     """
-    consumer, count = orders.consumer("latest-orders", until="now"), 0
+    consumer, count = orders.consumers.open("latest-orders", until="now"), 0
     with latest.writer() as writer:
         for batch in consumer:
             rows = [row for row in batch.to_pylist() if row["_op"] == "u"]

@@ -49,14 +49,14 @@ app = FastAPI(lifespan=lifespan)
 @app.put("/events")
 async def put_event(event: Event) -> dict[str, int]:
     """Durable when the answer is sent."""
-    result = await app.state.writer.put_async(event)
+    result = await app.state.writer.aio.put(event)
     return {"written": result.written, "worker": os.getpid()}
 
 
 @app.get("/events/{number}")
 async def get_event(number: int) -> dict[str, object]:
     """The row as the last put left it."""
-    row: dict[str, object] | None = await app.state.table.get_async(number)
+    row: dict[str, object] | None = await app.state.table.aio.get(number)
     if row is None:
         raise HTTPException(404, f"there is no event {number}")
     return row
@@ -65,7 +65,7 @@ async def get_event(number: int) -> dict[str, object]:
 @app.delete("/events/{number}")
 async def delete_event(number: int) -> dict[str, int]:
     """Gone for every reader when the answer is sent."""
-    result = await app.state.writer.delete_async(number, count=True)
+    result = await app.state.writer.aio.delete(number, count=True)
     return {"deleted": result.matched}
 
 

@@ -7,6 +7,7 @@ objects may answer with anything.
 
 from __future__ import annotations
 
+import difflib
 import math
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -73,6 +74,13 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise InvalidInputError(f"{name} must be one of {listed}, not {described(value)}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
+    names = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else f"; known: {', '.join(sorted(names.values()))}"
 
 
 def check_column(name: str, columns: Collection[str], what: str = "column") -> None:

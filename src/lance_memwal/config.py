@@ -1,6 +1,6 @@
 """Settings of a shard writer: values, defaults, validation, and the string map that a table stores.
 
-Owns `WriterConfig`. Invariants:
+Owns `WriterConfig` and `WriterSettings`. Invariants:
 
 1. A config that exists is valid: construction validates everything that needs no storage.
 2. `WriterConfig.from_defaults(config.to_defaults())` equals `config` in every tunable.
@@ -12,9 +12,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from lance_memwal.arguments import check_flag, check_number
+from lance_memwal.arguments import check_flag, check_number, suggestion
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.types import check_shard_id
 
@@ -35,6 +35,38 @@ _AT_LEAST_ONE = (
 )
 _LONGEST_LINGER_MS = 10_000
 _AT_LEAST_ZERO = ("shard_spec_id", "max_wal_buffer_size", "max_wal_persist_retries", "wal_persist_retry_base_delay_ms")
+
+
+class ShardSettings(TypedDict, total=False):
+    """The fields of `WriterConfig` as keyword arguments, without the shard."""
+
+    shard_spec_id: int
+    durable_write: bool
+    sync_indexed_write: bool
+    max_wal_buffer_size: int
+    max_wal_flush_interval_ms: int | None
+    max_memtable_size: int
+    max_memtable_rows: int
+    max_memtable_batches: int
+    max_memtable_age_ms: int | None
+    manifest_scan_batch_size: int
+    max_unflushed_memtable_bytes: int
+    backpressure_log_interval_ms: int
+    async_index_buffer_rows: int
+    async_index_interval_ms: int
+    stats_log_interval_ms: int | None
+    enable_memtable: bool
+    max_wal_persist_retries: int
+    wal_persist_retry_base_delay_ms: int
+    fsync: bool
+    max_entry_bytes: int
+    commit_linger_ms: int
+
+
+class WriterSettings(ShardSettings, total=False):
+    """The fields of `WriterConfig` as keyword arguments."""
+
+    shard_id: str | uuid.UUID | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +116,11 @@ class WriterConfig:
         if self.shard_id is not None:
             object.__setattr__(self, "shard_id", check_shard_id(self.shard_id))
 
-    def replace(self, **changes: Any) -> WriterConfig:
+    def replace(self, **changes: Unpack[WriterSettings]) -> WriterConfig:
         """A copy with `changes`; an unknown name is an `InvalidInputError`."""
         unknown = sorted(set(changes) - _FIELDS)
         if unknown:
-            raise InvalidInputError(f"unknown writer setting {unknown[0]!r}; known: {', '.join(sorted(_FIELDS))}")
+            raise InvalidInputError(f"unknown writer setting {unknown[0]!r}{suggestion(unknown[0], _FIELDS)}")
         return replace(self, **changes)
 
     def to_defaults(self) -> dict[str, str]:

@@ -48,8 +48,7 @@ from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, mark, unmark
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import read_tail
-from lance_memwal.log.shards import list_shards, newest_manifests
-from lance_memwal.log.table_ids import new_table_id
+from lance_memwal.log.shards import list_shards, new_table_id, newest_manifests
 from lance_memwal.log.tail import unflushed
 from lance_memwal.memtable.memtable import aligned
 from lance_memwal.rows.blobs import FileVersion, version_of_new_files

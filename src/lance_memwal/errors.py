@@ -6,10 +6,13 @@ Owns the exception tree below `MemWalError`. Invariants:
 2. No error text carries credentials or row data; keys that have no place are named, a few of them.
 3. Nobody matches on message text: what a caller may need is an attribute.
 4. An error passes from one process to another (pools, Spark) as it is.
+
+`need` loads a library that only a part of the package needs, and says in one line what to install.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -203,3 +206,13 @@ class SearchIncompleteWarning(UserWarning):
     def __init__(self, text: str, left_out: int) -> None:
         self.left_out = left_out
         super().__init__(text)
+
+
+def need(module: str, extra: str, what: str) -> Any:
+    """The module; `MissingLibraryError` that says how to install it if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+            raise
+        raise MissingLibraryError(f"{what} needs {error.name}: pip install 'lance-memwal[{extra}]'") from None

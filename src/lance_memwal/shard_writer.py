@@ -10,27 +10,26 @@ Owns `ShardWriter`: what a user calls. Each verb is one call into `write`, or in
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_instance, check_timeout
+from lance_memwal.arguments import check_instance
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.config import WriterConfig
-from lance_memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.config import WriterConfig, WriterSettings
+from lance_memwal.errors import InvalidInputError, UnavailableError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.table_ids import for_writing
-from lance_memwal.log.transactions import as_transaction, is_own
+from lance_memwal.log.shards import for_writing
+from lance_memwal.log.transactions import is_own
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
-from lance_memwal.process.async_calls import AsyncCalls
+from lance_memwal.process.aio import Together, in_thread, shares, waits
 from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.lazy import lazy
@@ -38,28 +37,25 @@ from lance_memwal.process.telemetry import spanned
 from lance_memwal.process.waiting import is_on_top
 from lance_memwal.read.lookup import LookupKeys, Undecided
 from lance_memwal.read.memory_scan import MemTableScanner
-from lance_memwal.read.readable import Readable
+from lance_memwal.read.readable import Readable, ReadableAio
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Read
 from lance_memwal.read.shard_alone import ShardAlone
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
+from lance_memwal.types import SeenTransaction, ShardManifest
 from lance_memwal.write import columns, life, resolved, writes
 from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
-from lance_memwal.write.request import NowaitWritable, Write
+from lance_memwal.write.request import NowaitWritable, Write, begins
 from lance_memwal.write.results import ShardWrite, WriteResult, result_of
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 from lance_memwal.write.table_target import target_of, with_shard, writer_config
 from lance_memwal.write.writes import Ack, InsertedRows
-
-__all__ = ["ShardWriter"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,13 +69,14 @@ class ShardWriter(Readable, NowaitWritable):
         """Use `open`."""
         self._shard = life.open_shard(target, config, clock, parked)
         self._key = target.location.key
-        self._async = AsyncCalls()
+        self._live = life.LiveWriter(self._shard, self)
+        self._together = Together()
         try:
             life.start(self._shard)
             self._finalizer = weakref.finalize(self, self._shard.abandon)
             self._finalizer.atexit = False  # a program's own hook may still close this writer
-            live.register(self._key, self)
-            close_in_child(self)
+            live.register(self._key, self._live)
+            close_in_child(self._orphan)
         except BaseException:  # no second thread to be had, or interrupted: the first one must not live on
             self._shard.abandon()
             raise
@@ -94,43 +91,25 @@ class ShardWriter(Readable, NowaitWritable):
         indexes: Sequence[Any] = (),
         storage_options: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        **overrides: Any,
+        **settings: Unpack[WriterSettings],
     ) -> ShardWriter:
         """Own a shard: validate, claim, fence the predecessor, replay. A refused open has fenced nobody.
 
         `schema` may be left out where a base table exists. `indexes` (`BTreeIndex`, `FtsIndex`, `HnswIndex`) are had
         beside those that the table maintains. Settings come from the table's stored defaults, or from
-        `config`, and then from `overrides`.
+        `config`, and then from `settings`.
         """
         if schema is not None:
             check_instance("schema", schema, pa.Schema, "a pyarrow schema")
         check_instance("indexes", indexes, (list, tuple), "a list of indexes")
         location = resolve(uri, storage_options)
         base = BaseTable.open(location)
-        settings = writer_config(base, config, overrides, indexes)
+        chosen = writer_config(base, config, settings, indexes)
         if base is not None:
-            settings = with_shard(settings, base.sharding)
+            chosen = with_shard(chosen, base.sharding)
             base.check_columns()
             base = for_writing(base, clock)
-        return cls(
-            target_of(location, base, schema, fsync=settings.fsync, indexes=indexes, clock=clock), settings, clock
-        )
-
-    @classmethod
-    def of_table(
-        cls,
-        base: BaseTable,
-        settings: WriterConfig,
-        *,
-        routed: bool,
-        watch: TableWatch | None = None,
-        parked: Parked | None = None,
-    ) -> ShardWriter:
-        """Own a shard of `base`, or take a parked one up again; `routed`: the caller sends only rows that belong to it."""
-        settings = with_shard(settings, base.sharding)
-        base.check_columns()
-        target = target_of(base.location, for_writing(base), None, fsync=settings.fsync, routed=routed, watch=watch)
-        return cls(target, settings, SYSTEM_CLOCK, parked=parked)
+        return cls(target_of(location, base, schema, fsync=chosen.fsync, indexes=indexes, clock=clock), chosen, clock)
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -193,40 +172,6 @@ class ShardWriter(Readable, NowaitWritable):
             raise InvalidInputError("there is no base table")
         return reader.highest_sequence(self._shard.columns.target.schema, merge, memory)
 
-    async def put_async(
-        self,
-        data: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-        if_absent: bool = False,
-        where: FilterLike | None = None,
-    ) -> WriteResult:
-        """As `put`, without a wait of the event loop; puts of many tasks share entries. Durable once it returns.
-
-        A task that is cancelled does not take its put back.
-        """
-        write = Write("put", data, missing, if_absent, where, txn=as_transaction(txn))
-        if txn is None and not write.needs_lookup(self._shard.columns.target.merge):
-            done: WriteResult = await self._async.call(lambda: self._begin(write, drain=False))
-            return done
-        return await self._async.made(self._apply, write)
-
-    async def delete_async(
-        self,
-        keys: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        count: bool = False,
-        sequence: Any = None,
-    ) -> WriteResult:
-        """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        write = Write("delete", keys, count=count, sequence=sequence, txn=as_transaction(txn))
-        if txn is None and not write.needs_lookup(self._shard.columns.target.merge):
-            done: WriteResult = await self._async.call(lambda: self._begin(write, drain=False))
-            return done
-        return await self._async.made(self._apply, write)
-
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.
 
@@ -236,12 +181,7 @@ class ShardWriter(Readable, NowaitWritable):
 
     def force_seal_active(self) -> None:
         """Freeze the active memtable (no-op if it is empty); `FencedError` if another writer owns the shard."""
-        self._shard.tables.need()
-        self._shard.commits.refuse_on_top()
-        with self._shard.health.lock:
-            self._shard.health.refuse_writes()
-        self.check_fenced()
-        self._shard.seal()
+        life.force_seal(self._shard)
 
     def seal(self) -> None:
         """Freeze the active memtable, so that it is flushed in the background; asks no store, and raises nothing."""
@@ -256,20 +196,9 @@ class ShardWriter(Readable, NowaitWritable):
 
         While a flush keeps failing, this waits for its next attempt and raises the error of that attempt.
         """
-        self._shard.commits.refuse_on_top()
-        tables, health, timeout = self._shard.tables.need(), self._shard.health, check_timeout(timeout)
-        health.refuse()
-        if not health.wait_until(lambda: not tables.frozen, timeout):
-            raise UnavailableError(
-                f"{len(tables.frozen)} memtables were not flushed within {timeout} seconds; wait again"
-            )
+        life.wait_for_drain(self._shard, timeout)
 
     # -------------------------------------------------------------------------------------------------------- closing
-
-    def publish(self, timeout_seconds: float) -> None:
-        """Turn everything that was written so far into SSTables, within so many seconds."""
-        self.force_seal_active()
-        self.wait_for_flush_drain(timeout_seconds)
 
     def close(self) -> None:
         """Flush the log and all memtables, end the background work, and raise the first failure. Idempotent.
@@ -305,20 +234,15 @@ class ShardWriter(Readable, NowaitWritable):
 
     def _stop(self, seconds: float = JOIN_SECONDS) -> None:
         """End the background work, and wait for what of it runs, for some time."""
-        live.forget(self._key, self)
+        live.forget(self._key, self._live)
         self._shard.stop(seconds)
         self._finalizer.detach()  # not before: an interrupt in between would leave the background work to nobody
-        self._async.end()
 
-    def leave(self, deadline: float) -> None:
-        """Keep all other threads out, since the program ends; a close that a signal handler requested is done first."""
-        self._shard.health.end_program(deadline)
-
-    def orphan(self) -> None:
+    def _orphan(self) -> None:
         """Become closed in a forked child, where this writer's threads and locks do not exist."""
         self._finalizer.detach()
         self._shard.orphan()
-        self._async.orphan()
+        self._together = Together()
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -330,7 +254,12 @@ class ShardWriter(Readable, NowaitWritable):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
+
+    @property
+    def aio(self) -> ShardWriterAio:
+        """The verbs as coroutines; plain puts and deletes of many tasks share entries."""
+        return ShardWriterAio(self, self._together, begins(self, self._shard.columns.target.merge))
 
     # -------------------------------------------------------------------------------------------------------- reading
 
@@ -351,7 +280,7 @@ class ShardWriter(Readable, NowaitWritable):
     def _find_in_memory(self, keys: LookupKeys, columns: Sequence[str] | None) -> dict[str, Any] | Undecided | None:
         self._shard.tables.need()
         self._shard.health.refuse()
-        return self._reader.find_in_memory(keys, columns, self)
+        return self._reader.find_in_memory(keys, columns, self._live)
 
     @property
     def _reader(self) -> Reader | ShardAlone:
@@ -365,13 +294,6 @@ class ShardWriter(Readable, NowaitWritable):
     def _table_reader(self) -> Reader:
         return Reader(NewestBase(BaseTable.need(self._shard.columns.target.location)), self._shard.clock)
 
-    def capture(self) -> InMemoryMemTables | None:
-        """Active and frozen memtables for a reader of the table; None if this writer has none to show."""
-        try:
-            return self._shard.capture()
-        except MemWalError:
-            return None
-
     def in_memory_memtable_refs(self) -> InMemoryMemTables:
         """Active and frozen memtables, captured together."""
         return self._shard.capture()
@@ -384,12 +306,7 @@ class ShardWriter(Readable, NowaitWritable):
 
     def check_fenced(self) -> None:
         """Raise `FencedError` if the newest manifest carries a higher epoch, `TableReplacedError` if the table is another one."""
-        self._shard.health.look_at_table()
-        try:
-            self._shard.manifests.check_fenced(self.epoch)
-        except FencedError as error:
-            self._shard.health.fail(error)
-            raise
+        life.check_fenced(self._shard)
 
     def manifest(self) -> ShardManifest:
         """The newest manifest of the shard."""
@@ -407,11 +324,6 @@ class ShardWriter(Readable, NowaitWritable):
     def shard_id(self) -> str:
         """The shard that this writer owns."""
         return self._shard.log.shard_id
-
-    @property
-    def unpublished_generation(self) -> int:
-        """The oldest generation that is in no SSTable yet; 0 in WAL-only mode, where this writer makes none."""
-        return self._shard.tables.unpublished_generation
 
     @property
     def config(self) -> WriterConfig:
@@ -432,11 +344,6 @@ class ShardWriter(Readable, NowaitWritable):
     def is_parked(self) -> bool:
         """Whether the writer was put away."""
         return self._shard.health.is_parked
-
-    @property
-    def table_id(self) -> str | None:
-        """The id of the table that this writer belongs to; None where there is no base table."""
-        return self._shard.health.table_id
 
     @property
     def next_position(self) -> int:
@@ -475,3 +382,41 @@ class ShardWriter(Readable, NowaitWritable):
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"ShardWriter(shard_id={self.shard_id!r}, epoch={self.epoch}, {state})"
+
+
+def open_shard_of(
+    base: BaseTable,
+    settings: WriterConfig,
+    *,
+    routed: bool,
+    watch: TableWatch | None = None,
+    parked: Parked | None = None,
+) -> ShardWriter:
+    """Own a shard of `base`, or take a parked one up again; `routed`: the caller sends only rows that belong to it."""
+    settings = with_shard(settings, base.sharding)
+    base.check_columns()
+    target = target_of(base.location, for_writing(base), None, fsync=settings.fsync, routed=routed, watch=watch)
+    return ShardWriter(target, settings, SYSTEM_CLOCK, parked=parked)
+
+
+def unpublished_generation(writer: ShardWriter) -> int:
+    """Return the oldest generation that is in no SSTable yet; 0 in WAL-only mode."""
+    return writer._shard.tables.unpublished_generation
+
+
+class ShardWriterAio(ReadableAio):
+    """The verbs of a `ShardWriter` as coroutines."""
+
+    __slots__ = ()
+    put = shares(ShardWriter.put)
+    insert = waits(ShardWriter.insert)
+    update = waits(ShardWriter.update)
+    delete = shares(ShardWriter.delete)
+    compare_and_set = waits(ShardWriter.compare_and_set)
+    evolve_schema = waits(ShardWriter.evolve_schema)
+    force_seal_active = waits(ShardWriter.force_seal_active)
+    wait_for_flush_drain = waits(ShardWriter.wait_for_flush_drain)
+    check_fenced = waits(ShardWriter.check_fenced)
+    manifest = waits(ShardWriter.manifest)
+    close = waits(ShardWriter.close)
+    abort = waits(ShardWriter.abort)

@@ -14,7 +14,6 @@ Owns `TableWriter`. Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +28,12 @@ from lance_memwal.compact.policy import Background
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.transactions import as_transaction
-from lance_memwal.process.async_calls import AsyncCalls
+from lance_memwal.process.aio import Together, in_thread, shares, waits
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.telemetry import spanned
 from lance_memwal.process.waiting import is_on_top, refuse_on_top
 from lance_memwal.read.lookup import LookupKeys, Undecided
-from lance_memwal.read.readable import Readable
+from lance_memwal.read.readable import Readable, ReadableAio
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Pickled, Read
 from lance_memwal.read.tiers import Tiers
@@ -45,16 +43,13 @@ from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
 from lance_memwal.rows.lookup_key import one_key
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.types import Transaction
 from lance_memwal.write.changes import sequence_of
 from lance_memwal.write.open_shards import OpenShards
-from lance_memwal.write.request import NowaitWritable, Write, apply_to, begin_on
+from lance_memwal.write.request import NowaitWritable, Write, apply_to, begin_on, begins
 from lance_memwal.write.results import WriteResult, joined
 from lance_memwal.write.shared_shards import SharedShards
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
-
-__all__ = ["TableWriter"]
 
 _PARALLEL_SHARDS = 8
 T = TypeVar("T")
@@ -90,8 +85,8 @@ class TableWriter(Readable, NowaitWritable):
         self._compaction = compaction
         weakref.finalize(self, self._compaction.stop).atexit = False
         weakref.finalize(self, self._shards.stop_background).atexit = False
-        self._async = AsyncCalls()
-        close_in_child(self)
+        self._together = Together()
+        close_in_child(self._orphan)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -133,39 +128,6 @@ class TableWriter(Readable, NowaitWritable):
         if sequence is not None:
             return [], sequence_of(sequence, self._schema, self._merge)[0]
         return [self._merge.sequence] if isinstance(self._merge, LastWrite) else [], None
-
-    async def put_async(
-        self,
-        data: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
-        if_absent: bool = False,
-        where: FilterLike | None = None,
-    ) -> WriteResult:
-        """As `put`, without a wait of the event loop; puts of many tasks share entries. Durable once it returns.
-
-        A task that is cancelled does not take its put back.
-        """
-        write = Write("put", data, missing, if_absent, where, txn=as_transaction(txn))
-        return await self._written(write)
-
-    async def delete_async(
-        self,
-        keys: Any,
-        *,
-        txn: Transaction | tuple[str, int] | None = None,
-        count: bool = False,
-        sequence: Any = None,
-    ) -> WriteResult:
-        """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        return await self._written(Write("delete", keys, count=count, sequence=sequence, txn=as_transaction(txn)))
-
-    async def _written(self, write: Write) -> WriteResult:
-        if write.txn is None and not self._shared and not write.needs_lookup(self._merge):
-            done: WriteResult = await self._async.call(lambda: self._begin(write, drain=False))
-            return done
-        return await self._async.made(self._apply, write)
 
     def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
         fill = fills_missing(missing, self._schema)
@@ -259,13 +221,6 @@ class TableWriter(Readable, NowaitWritable):
             self._shards.evolve()
             self._take_columns(base)
 
-    def follow_columns(self) -> bool:
-        """`evolve_schema`, if the base table has other columns than this writer knows; returns whether it has."""
-        if self._watch.look().columns.is_like(self._schema):
-            return False
-        self.evolve_schema()
-        return True
-
     def _take_columns(self, base: BaseTable) -> None:
         self._schema, self._sharding, self._merge = base.columns, base.sharding, base.merge
         self._fitter = Fitter(self._schema)
@@ -298,16 +253,15 @@ class TableWriter(Readable, NowaitWritable):
         failures = end()
         if waits:
             self._compaction.join()
-            self._async.end()
         if failures:
             raise failures[0]
 
-    def orphan(self) -> None:
+    def _orphan(self) -> None:
         """Become closed in a forked child."""
         self._lock = threading.RLock()
         self._shards.orphan()
         self._compaction.orphan()
-        self._async.orphan()
+        self._together = Together()
 
     @property
     def closed(self) -> bool:
@@ -324,7 +278,12 @@ class TableWriter(Readable, NowaitWritable):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
+
+    @property
+    def aio(self) -> TableWriterAio:
+        """The verbs as coroutines; plain puts and deletes of many tasks share entries."""
+        return TableWriterAio(self, self._together, begins(self, self._merge))
 
     # ------------------------------------------------------------------------------------------------------ looking
 
@@ -349,3 +308,26 @@ class TableWriter(Readable, NowaitWritable):
     def __repr__(self) -> str:
         state = "closed" if self._shards.closed else "open"
         return f"TableWriter({self._location.describe()!r}, shards={len(self._shards.names())}, {state})"
+
+
+def follow_columns(writer: TableWriter) -> bool:
+    """Evolve the columns of a writer if those of the base table differ; return whether they did."""
+    if writer._watch.look().columns.is_like(writer._schema):
+        return False
+    writer.evolve_schema()
+    return True
+
+
+class TableWriterAio(ReadableAio):
+    """The verbs of a `TableWriter` as coroutines."""
+
+    __slots__ = ()
+    put = shares(TableWriter.put)
+    insert = waits(TableWriter.insert)
+    update = waits(TableWriter.update)
+    delete = shares(TableWriter.delete)
+    compare_and_set = waits(TableWriter.compare_and_set)
+    flush = waits(TableWriter.flush)
+    evolve_schema = waits(TableWriter.evolve_schema)
+    close = waits(TableWriter.close)
+    abort = waits(TableWriter.abort)

@@ -194,7 +194,7 @@ def test_collection_keeps_the_blobs_of_a_log_that_nobody_has_flushed(table: mw.T
 
 def test_a_checkpoint_keeps_the_blobs_beside_the_entries_that_it_reads(table: mw.Table) -> None:
     peer("put", table, f"10={PACKED}", f"11={DEDICATED}")
-    table.checkpoint_create("then")
+    table.checkpoints.create("then")
     with table.shard_writer(fsync=False) as writer:
         ours(writer, 10, "0")
         ours(writer, 11, "null")
@@ -204,7 +204,7 @@ def test_a_checkpoint_keeps_the_blobs_beside_the_entries_that_it_reads(table: mw
     view = table.at("then")
     assert view.get_blob(10, "image").read() == blob_of(10, PACKED)
     assert view.get_blob(11, "image").read() == blob_of(11, DEDICATED)
-    table.checkpoint_drop("then")
+    table.checkpoints.drop("then")
     assert table.gc(grace_seconds=0).count("orphan") or not list(Path(table.uri).glob("_mem_wal/*/*.blob"))
 
 

@@ -29,6 +29,7 @@ from lance_memwal.sstable.fold import Generation
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.stored_rows import DataFile
 from lance_memwal.store import paths
+from lance_memwal.table import newest_base
 from lance_memwal.types import SsTable
 from tests.kit.far_stores import far
 from tests.kit.maintained import DIM, SETTINGS, flush, rows, table_with_indexes
@@ -104,7 +105,7 @@ def test_an_idle_writer_asks_its_store_next_to_nothing(tmp_path: Path) -> None:
         checks["made"] += 1
         return {shard: checks["published"]}
 
-    watch, interval = TableWatch(table.base), 0.005
+    watch, interval = TableWatch(newest_base(table)), 0.005
     background = Background(mw.CompactionPolicy(check_interval_seconds=interval), location, watch.look, shards)
     background.start()
     wait_for(lambda: checks["made"] >= 5)
@@ -154,10 +155,10 @@ def test_count_bytes_and_age_make_a_shard_due(tmp_path: Path, policy: mw.Compact
     with table.writer(compaction=None) as writer:
         generations(writer, 4)
     time.sleep(0.002)
-    found = due_shards(table.location, table.base, policy, SYSTEM_CLOCK)
+    found = due_shards(table.location, newest_base(table), policy, SYSTEM_CLOCK)
     assert bool(found) is due
     table.compact()
-    assert due_shards(table.location, table.base, policy, SYSTEM_CLOCK) == []
+    assert due_shards(table.location, newest_base(table), policy, SYSTEM_CLOCK) == []
 
 
 def test_statistics_count_tiers_debt_and_garbage(tmp_path: Path) -> None:
@@ -406,7 +407,7 @@ class Made:
 
     @property
     def schema(self) -> TableSchema:
-        return self.table.base.columns
+        return newest_base(self.table).columns
 
     def reader(self) -> SsTableReader:
         return SsTableReader(self.table.location, self.shard_id, self.sstable)

@@ -23,6 +23,7 @@ from lance_memwal.lance.row_ids import RowIds
 from lance_memwal.lance.superseded import replaced_rows
 from lance_memwal.rows.keys import KeySet
 from lance_memwal.store.location import resolve
+from lance_memwal.table import newest_base
 from tests.harness.points import run_once_at
 from tests.kit.compaction import by_lance_only, unheld_files, with_key
 
@@ -242,7 +243,7 @@ def test_every_compaction_counts(tmp_path: Path) -> None:
     for count in (1, 2, 3):
         write(table, put=[count])
         table.compact()
-        assert commit_number(table.base) == count
+        assert commit_number(newest_base(table)) == count
     assert COUNTER_SHARD not in {*table.details().compacted, *(info.shard_id for info in table.shards())}
 
 
@@ -326,8 +327,8 @@ def test_ids_and_versions_equal_those_of_lance_merges(tmp_path: Path, schema: pa
             writer.put(upserts)
             writer.delete(stable_rows(gone, 0, schema) if gone else [])
         table.compact()
-        assert table.base.takes_hand_commit
-        changes[ours][table.base.version] = step
+        assert newest_base(table).takes_hand_commit
+        changes[ours][newest_base(table).version] = step
         merge = lance.dataset(theirs).merge_insert(table.primary_key)
         merge.when_matched_update_all().when_not_matched_insert_all().execute(upserts)
         changes[theirs][lance.dataset(theirs).version] = step
@@ -351,9 +352,9 @@ def test_it_is_one_commit_and_lance_goes_on_from_it(tmp_path: Path, keyed: bool)
     table = mw.enable(uri, writer_defaults=SETTINGS)
     with table.writer(compaction=None) as writer:
         writer.put(stable_rows(range(40, 60), 1, schema))
-    before = table.base.version
+    before = newest_base(table).version
     report = table.compact()
-    assert (report.commits, table.base.version) == (1, before + 1)
+    assert (report.commits, newest_base(table).version) == (1, before + 1)
     dataset = lance.dataset(uri)
     assert dataset.count_rows() == (60 if keyed else 70)
     lance.write_dataset(stable_rows(range(100, 110), 2, schema), uri, mode="append")
@@ -434,6 +435,8 @@ def test_ids_in_any_order_are_read_back_by_lance(tmp_path: Path, count: int) -> 
     table.compact()
     found = lance.dataset(uri).scanner(columns=["id", "_rowid"]).to_table().to_pydict()
     assert found["id"] == found["_rowid"]
-    fragments = [wire.Message(field.as_bytes()) for field in table.base.manifest.message if field.number == FRAGMENTS]
+    fragments = [
+        wire.Message(field.as_bytes()) for field in newest_base(table).manifest.message if field.number == FRAGMENTS
+    ]
     segments = [wire.Message(segment) for segment in wire.Message(fragments[-1].data(5)).all(1)]
     assert [segment.has(5) for segment in segments] == ([True] if count > 64 else [False] * count)

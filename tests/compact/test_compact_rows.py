@@ -21,6 +21,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.table import newest_base
 from tests.harness.profile import scaled
 from tests.kit.compaction import KINDS, Kept, as_rows, by_lance_only
 from tests.kit.writers import wait_for
@@ -179,7 +180,7 @@ def calls_of_a_compaction(kept: Kept) -> list[tuple[str, str]]:
         return watched[0]  # type: ignore[return-value]
 
     location = resolve(kept.uri, wrap=wrap)
-    Compactor(location, lambda: kept.table.base.__class__.open(location)).run()  # type: ignore[arg-type,return-value]
+    Compactor(location, lambda: newest_base(kept.table).__class__.open(location)).run()  # type: ignore[arg-type,return-value]
     assert ShardManifestStore(location, kept.table.shards()[0].shard_id).read_latest().sstables == ()  # type: ignore[union-attr]
     return watched[0].calls
 

@@ -1,13 +1,14 @@
 """Settings: the defaults of the contract, what a table stores of them, and what is refused."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_memwal import InvalidInputError, WriterConfig
+from lance_memwal.config import WriterSettings
 
 MIB = 1024 * 1024
 SHARD = "11111111-2222-4333-8444-555555555555"
@@ -141,6 +142,19 @@ def test_replace_changes_only_what_it_is_told_and_validates_it() -> None:
         config.replace(max_memtable_rows=-1)
 
 
-def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInputError, match=r"'max_rows'.*max_memtable_rows"):
-        WriterConfig().replace(max_rows=1)
+def test_the_settings_of_writers_are_the_fields_of_a_config() -> None:
+    assert get_type_hints(WriterSettings) == get_type_hints(WriterConfig)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("max_memtable_row", "did you mean 'max_memtable_rows'"),
+        ("Fsync", "did you mean 'fsync'"),
+        ("x", "known: async_"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest_one(name: str, named: str) -> None:
+    unknown: Any = {name: 1}
+    with pytest.raises(InvalidInputError, match=named):
+        WriterConfig().replace(**unknown)

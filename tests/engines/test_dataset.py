@@ -19,7 +19,6 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.engines.dataset import TableDataset
 from lance_memwal.engines.polars_source import polars_source
-from lance_memwal.lance.base import BaseTable
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.tiers import Consistency
 from lance_memwal.rows.filter import FilterLike, RowFilter, pushdown
@@ -286,8 +285,8 @@ class Noted:
         self._table = polars_table
 
     @property
-    def base(self) -> BaseTable:
-        return self._table.base
+    def schema(self) -> pa.Schema:
+        return self._table.schema
 
     def scan(self, columns: Any, filter: Any, limit: int | None = None, *, consistency: Consistency) -> mw.Scan:  # noqa: A002
         self.asked.append((columns, filter))

@@ -15,6 +15,7 @@ import pytest
 from datafusion import SessionContext
 
 import lance_memwal as mw
+from lance_memwal.engines.sql import register
 from tests.kit.engine_tables import CONDITIONS, ROWS, SCHEMA, row, table_in_all_tiers
 
 
@@ -100,7 +101,7 @@ def test_an_error_of_the_table_keeps_its_type(tmp_path: Path) -> None:
 def test_a_context_of_the_user_reads_the_newest_rows(tmp_path: Path) -> None:
     table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id")
     context = SessionContext()
-    table.register(context, "orders")
+    register(context, "orders", table.to_dataset())
     with table.writer(fsync=False) as writer:
         for number in (1, 2):
             writer.put(pa.Table.from_pylist([row(number)], SCHEMA))

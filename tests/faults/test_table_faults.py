@@ -21,6 +21,7 @@ from lance_memwal.sstable.sidecar import PkSidecar
 from lance_memwal.store import memory, paths
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.sequenced import put_or_find
+from lance_memwal.table.groups import Checkpoints
 from lance_memwal.testing import FaultKind
 from tests.faults.workers import Workers
 from tests.harness.profile import scaled
@@ -202,15 +203,15 @@ def test_the_life_judges_what_lies_beside_a_torn_object(sweep: Sweep, monkeypatc
 def test_the_life_finds_an_error_that_no_fault_explains(
     sweep: Sweep, error: Exception, at: dict[int, FaultKind], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, raised = mw.Table.checkpoints, list[Exception]()
+    honest, raised = Checkpoints.list, list[Exception]()
 
-    def checkpoints(self: mw.Table) -> Any:
+    def checkpoints(self: Checkpoints) -> Any:
         if not raised:
             raised.append(error)
             raise error
         return honest(self)
 
-    monkeypatch.setattr(mw.Table, "checkpoints", checkpoints)
+    monkeypatch.setattr(Checkpoints, "list", checkpoints)
     sweep.live(Planned((at,)))
     assert any(told in line for line in sweep.broken), shown(sweep)
 

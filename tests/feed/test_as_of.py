@@ -21,6 +21,7 @@ import lance_memwal as mw
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.retry import RetryPolicy
+from lance_memwal.table import newest_base
 from lance_memwal.testing.faulty import FaultKind, FaultPlan, FaultScript
 from tests.harness.profile import scaled
 
@@ -211,7 +212,7 @@ def test_what_names_no_moment_is_refused(table: mw.Table, moment: object) -> Non
 def test_what_is_out_of_reach_is_not_taken_for_removed(table: mw.Table, kind: str) -> None:
     """Each call to the store is lost once: the answer is right, or says that the store did not answer."""
     live(table)
-    moment = table.snapshot() if kind == "snapshot" else table.base.version
+    moment = table.snapshot() if kind == "snapshot" else newest_base(table).version
     then = rows(table.at(moment))
     change_everything(table)
     failed = 0
@@ -290,7 +291,7 @@ def test_a_time_between_what_a_checkpoint_keeps_is_not_the_checkpoint(table: mw.
     """The manifest and the first entry are kept, and the second entry, of the same manifest, is not."""
     writer = table.shard_writer(SHARD)
     put_one(writer, 1, "a")
-    table.checkpoint_create("kept")
+    table.checkpoints.create("kept")
     put_one(writer, 2, "b")
     gone = now()
     put_one(writer, 3, "c")
@@ -324,7 +325,7 @@ def test_a_version_is_old_from_when_another_took_its_place(table: mw.Table) -> N
     with table.shard_writer(SHARD) as writer:
         put_one(writer, 1, "b")
     table.maintain()
-    assert table.base.version > snapshot.base_version
+    assert newest_base(table).version > snapshot.base_version
     assert rows(table.at(snapshot)) == {1: "a"}
 
 
@@ -346,7 +347,7 @@ def test_a_large_put_is_there_from_its_manifest_on(table: mw.Table) -> None:
 def test_a_version_that_clean_up_took_is_not_replaced_by_an_older_one_that_somebody_keeps(table: mw.Table) -> None:
     with table.writer(compaction=None) as writer:
         writer.put({"id": [1], "v": ["a"]})
-    table.checkpoint_create("kept")
+    table.checkpoints.create("kept")
     now()
     table.dataset.add_columns(pa.field("extra", pa.int64()))
     then = now()
@@ -364,7 +365,7 @@ def test_a_version_that_does_not_fit_is_not_replaced_by_one_on_the_other_side_of
     with table.writer(compaction=None) as writer:
         writer.put({"id": [1], "v": ["a"]})
     table.compact()
-    table.checkpoint_create("kept")
+    table.checkpoints.create("kept")
     now()
     table.dataset.update({"v": "'b'"}, where="id = 1")  # plain Lance: no log has it
     moment, then = now(), rows(table)
@@ -435,7 +436,7 @@ def test_a_moment_has_what_was_acknowledged_and_keeps_it(tmp_path: Path, grace_s
     with running(write, keep_house):
         for number in range(scaled(ci=6, prove=100)):
             before = dict(acknowledged)
-            checkpoint = table.checkpoint_create(f"c{number}")
+            checkpoint = table.checkpoints.create(f"c{number}")
             then = counted_rows(table.at(checkpoint.name))
             assert all(then[key] >= n for key, n in before.items())
             moments.append((checkpoint, then))
@@ -483,7 +484,7 @@ def test_moments_on_s3(s3_table: tuple[str, dict[str, str]]) -> None:
     before = calls()
     assert values(table.at(snapshot)) == {"first"}
     assert calls() - before <= 10 + 12 * SHARDS
-    table.checkpoint_create("kept", lifetime=timedelta(days=1))
+    table.checkpoints.create("kept", lifetime=timedelta(days=1))
     for value in ("second", "third"):
         put_keys(table, value)
     table.compact()
@@ -491,7 +492,7 @@ def test_moments_on_s3(s3_table: tuple[str, dict[str, str]]) -> None:
     table.gc(grace_seconds=0)
     assert values(table.at("kept")) == values(table.at(snapshot)) == {"first"}
     assert {row["_op"] for row in table.diff("kept", table.snapshot()).to_pylist()} == {"update"}
-    table.checkpoint_drop("kept")
+    table.checkpoints.drop("kept")
     table.gc(grace_seconds=0)
     with pytest.raises(mw.CollectedError):
         table.at(snapshot)

@@ -22,6 +22,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.table import newest_base
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.write.once import OnceAppender
 from tests.kit.feeds import mirrored, ops_of
@@ -143,8 +144,8 @@ def test_a_generation_that_an_earlier_release_did_not_announce_is_an_error(tmp_p
     with table.shard_writer() as writer:
         writer.put({"id": [1], "v": [1], "s": ["one"]})
         epoch, shard = writer.epoch, writer.shard_id
-        rows = pa.record_batch({**large(2, 1), "_tombstone": [False]}, schema=table.base.columns.memory)
-        data = EntryEncoder(table.base.columns.wal, epoch, 3).encode([rows])
+        rows = pa.record_batch({**large(2, 1), "_tombstone": [False]}, schema=newest_base(table).columns.memory)
+        data = EntryEncoder(newest_base(table).columns.wal, epoch, 3).encode([rows])
         table.location.store.put_new(paths.wal_entry_path(shard, 2), data)
         with pytest.raises(mw.CollectedError, match="generation 2"):
             list(table.changes(until="now"))
@@ -325,7 +326,7 @@ def test_before_images_that_only_a_removed_base_version_held_are_not_made_up(tmp
     table = create(str(tmp_path / "t"))
     put(table, [1], 10)
     table.compact()
-    table.checkpoint_create("old")
+    table.checkpoints.create("old")
     put(table, [2], 20)
     table.compact()
     feed = table.changes(until="now")
@@ -339,7 +340,7 @@ def test_before_images_that_only_a_removed_base_version_held_are_not_made_up(tmp
         mw.CollectedError
     ):  # an SSTable has the row, but others may have changed the version that is gone
         list(table.changes(start=feed.cursor, before=True, until="now"))
-    with table.consumer("keeps-the-log", start=feed.cursor):
+    with table.consumers.open("keeps-the-log", start=feed.cursor):
         assert table.gc(grace_seconds=0).objects
     with pytest.raises(mw.CollectedError):
         list(table.changes(start=feed.cursor, before=True, until="now"))
@@ -350,7 +351,7 @@ def test_before_images_are_not_those_of_a_version_on_the_other_side_of_a_gap(tmp
     """What plain Lance changed is in no log: the version that had it is gone, and one from before is kept."""
     table = create(str(tmp_path / "t"), pa.table({"id": [1, 2], "v": [10, 20], "s": ["", ""]}, keyed()))
     put(table, [3], 30)
-    snapshot = table.checkpoint_create("old").snapshot
+    snapshot = table.checkpoints.create("old").snapshot
     table.dataset.update({"v": "11"}, where="id = 1")
     cursor = table.changes(start="latest").cursor
     put(table, [1], 12)

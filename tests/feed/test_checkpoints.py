@@ -17,10 +17,11 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.feed.checkpoints import create_checkpoint, drop_checkpoint
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.log.floor import Floor
+from lance_memwal.log.shards import Floor
 from lance_memwal.read.snapshot import SnapshotShard
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
+from lance_memwal.table import newest_base
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.pins import read_pins
@@ -75,21 +76,21 @@ THEN = {1: "old", 2: "old", 3: "old"}
 
 
 def test_a_checkpoint_keeps_its_moment(table: mw.Table) -> None:
-    made = table.checkpoint_create("before-import")
+    made = table.checkpoints.create("before-import")
     live_on(table)
     assert rows(table.at("before-import")) == THEN
     assert rows(table.at(made.snapshot)) == THEN
     assert table.at("before-import").get(3) == {"id": 3, "v": "old"}
-    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["before-import"]
+    assert [checkpoint.name for checkpoint in table.checkpoints.list()] == ["before-import"]
     assert table.verify().ok
 
 
 def test_what_a_dropped_checkpoint_kept_goes(table: mw.Table) -> None:
-    snapshot = table.checkpoint_create("a").snapshot
+    snapshot = table.checkpoints.create("a").snapshot
     live_on(table)
     kept = table.gc(grace_seconds=0).objects_left
-    table.checkpoint_drop("a")
-    assert table.checkpoints() == []
+    table.checkpoints.drop("a")
+    assert table.checkpoints.list() == []
     table.maintain(versions=NOW, grace_seconds=0)
     assert table.gc(grace_seconds=0).objects_left < kept
     assert lance.dataset(table.uri).tags.list() == {}
@@ -97,7 +98,7 @@ def test_what_a_dropped_checkpoint_kept_goes(table: mw.Table) -> None:
         table.at("a")
     with pytest.raises(mw.CollectedError):
         table.at(snapshot).count_rows()
-    assert table.checkpoint_create("a").snapshot == table.snapshot()
+    assert table.checkpoints.create("a").snapshot == table.snapshot()
 
 
 def test_a_snapshot_without_a_name_lives_for_the_grace_period(table: mw.Table) -> None:
@@ -116,7 +117,7 @@ def test_several_checkpoints_keep_what_each_needs(table: mw.Table) -> None:
     moments = {}
     for number in range(5):
         moments[f"c{number}"] = rows(table)
-        table.checkpoint_create(f"c{number}")
+        table.checkpoints.create(f"c{number}")
         put(table, [1, 20 + number], f"v{number}", flush=number % 2 == 0)
         table.compact()
         table.gc(grace_seconds=0)
@@ -124,7 +125,7 @@ def test_several_checkpoints_keep_what_each_needs(table: mw.Table) -> None:
     for name, then in moments.items():
         assert rows(table.at(name)) == then
     for name in ("c1", "c3"):
-        table.checkpoint_drop(name)
+        table.checkpoints.drop(name)
     live_on(table)
     assert {name: rows(table.at(name)) for name in ("c0", "c2", "c4")} == {n: moments[n] for n in ("c0", "c2", "c4")}
 
@@ -132,7 +133,7 @@ def test_several_checkpoints_keep_what_each_needs(table: mw.Table) -> None:
 def test_a_part_of_a_checkpoint_is_kept_with_it(table: mw.Table) -> None:
     earlier = table.snapshot()
     put(table, [4], flush=False)
-    table.checkpoint_create("later")
+    table.checkpoints.create("later")
     live_on(table)
     later = table.at("later").snapshot
     same_manifest = {s.shard_id: s.manifest_version for s in earlier.shards} == {
@@ -146,7 +147,7 @@ def test_a_part_of_a_checkpoint_is_kept_with_it(table: mw.Table) -> None:
 
 
 def test_lances_own_clean_up_leaves_a_checkpoint(table: mw.Table) -> None:
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     put(table, [1], "new")
     table.compact()
     with pytest.raises(OSError, match="tagged"):
@@ -158,7 +159,7 @@ def test_lances_own_clean_up_leaves_a_checkpoint(table: mw.Table) -> None:
 
 
 def test_a_checkpoint_whose_version_somebody_removed_says_so(table: mw.Table) -> None:
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     lance.dataset(table.uri).tags.delete("memwal-a")
     put(table, [1], "new")
     table.compact()
@@ -173,13 +174,13 @@ def test_a_checkpoint_whose_version_somebody_removed_says_so(table: mw.Table) ->
 
 
 def test_a_name_is_taken_until_it_is_dropped(table: mw.Table) -> None:
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     with pytest.raises(mw.InvalidInputError, match="already"):
-        table.checkpoint_create("a")
-    table.checkpoint_drop("a")
-    table.checkpoint_create("a")
+        table.checkpoints.create("a")
+    table.checkpoints.drop("a")
+    table.checkpoints.create("a")
     with pytest.raises(mw.InvalidInputError, match="known: a"):
-        table.checkpoint_drop("b")
+        table.checkpoints.drop("b")
 
 
 _REFUSED = ["", "a/b", "..", "a..b", "a.", "a.lock", "12", "2026-01-01", "20260101T10", "memwal1:x", 7]
@@ -189,8 +190,8 @@ _WORDS = ["latest", "earliest", "snapshot", "now", "Latest", "NOW"]
 @pytest.mark.parametrize("name", [*_REFUSED, *_WORDS])
 def test_a_name_with_another_meaning_is_refused(table: mw.Table, name: str) -> None:
     with pytest.raises(mw.InvalidInputError):
-        table.checkpoint_create(name)
-    assert table.checkpoints() == []
+        table.checkpoints.create(name)
+    assert table.checkpoints.list() == []
 
 
 @pytest.mark.parametrize(
@@ -199,14 +200,14 @@ def test_a_name_with_another_meaning_is_refused(table: mw.Table, name: str) -> N
 def test_a_checkpoint_leaves_nothing_next_to_the_table(tmp_path: Path, place: str) -> None:
     table = mw.create_table(str(tmp_path / place), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
     put(table, [1])
-    table.checkpoint_create("first")
+    table.checkpoints.create("first")
     table.dataset.tags.delete("memwal-first")
     table.maintain(grace_seconds=0)  # sets the tag again
     assert "memwal-first" in table.dataset.tags.list()
     put(table, [1], "new")
     table.compact()
     assert rows(table.at("first")) == {1: "old"}
-    table.checkpoint_drop("first")
+    table.checkpoints.drop("first")
     assert table.dataset.tags.list() == {}
     top, *below = Path(place).parts
     assert [path.name for path in tmp_path.iterdir()] == [top]
@@ -216,20 +217,20 @@ def test_a_checkpoint_leaves_nothing_next_to_the_table(tmp_path: Path, place: st
 @pytest.mark.parametrize("lifetime", [NOW, timedelta(seconds=-1), 5])
 def test_a_lifetime_is_a_span_of_time(table: mw.Table, lifetime: timedelta) -> None:
     with pytest.raises(mw.InvalidInputError):
-        table.checkpoint_create("a", lifetime=lifetime)
+        table.checkpoints.create("a", lifetime=lifetime)
 
 
 def test_a_checkpoint_of_a_table_that_was_here_before_is_none(table: mw.Table) -> None:
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     kept = Path(table.uri).with_name("kept")
     shutil.move(Path(table.uri) / paths.CHECKPOINTS_DIR, kept)
     shutil.rmtree(table.uri)
     anew = mw.create_table(table.uri, SCHEMA, primary_key="id")
     shutil.move(kept, Path(table.uri) / paths.CHECKPOINTS_DIR)
-    assert anew.checkpoints() == []
+    assert anew.checkpoints.list() == []
     with pytest.raises(mw.InvalidInputError):
         anew.at("a")
-    anew.checkpoint_create("a")
+    anew.checkpoints.create("a")
     assert rows(anew.at("a")) == {}
 
 
@@ -245,17 +246,17 @@ def test_a_checkpoint_ends_with_the_first_collection_after_its_lifetime(table: m
     put(table, [1, 2, 3], "new")
     table.compact()
     clock.sleep(3500)
-    Collector(table.location, lambda: table.base, clock).run(grace_seconds=0)
+    Collector(table.location, lambda: newest_base(table), clock).run(grace_seconds=0)
     assert rows(table.at("a")) == THEN
     clock.sleep(200)
-    Collector(table.location, lambda: table.base, clock).run(grace_seconds=0)
-    assert table.checkpoints() == []
+    Collector(table.location, lambda: newest_base(table), clock).run(grace_seconds=0)
+    assert table.checkpoints.list() == []
     assert lance.dataset(table.uri).tags.list() == {}
     with pytest.raises(mw.CollectedError, match="lifetime"):
         table.changes(start="a")
     with pytest.raises(mw.CollectedError, match="lifetime"):
         table.at("a")
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     assert rows(table.at("a")) == {1: "new", 2: "new", 3: "new"}
 
 
@@ -271,7 +272,7 @@ def test_a_crash_between_record_and_tag_loses_nothing(table: mw.Table) -> None:
             raise Crash
 
     with watched(crash), pytest.raises(Crash):
-        table.checkpoint_create("a")
+        table.checkpoints.create("a")
     assert lance.dataset(table.uri).tags.list() == {}
     put(table, [1], "new")
     table.compact()
@@ -308,7 +309,7 @@ def test_a_checkpoint_that_is_made_while_collection_runs_is_whole(table: mw.Tabl
 
     def create(at: str) -> None:
         if at == point and not reached:
-            reached.append(create_checkpoint(lambda: table.base, take, "a", None))
+            reached.append(create_checkpoint(lambda: newest_base(table), take, "a", None))
 
     with watched(create):
         table.gc(grace_seconds=0)
@@ -322,10 +323,10 @@ def test_a_checkpoint_that_collection_always_outran_is_none(table: mw.Table) -> 
     old = table.snapshot()
     live_on(table)
     with pytest.raises(mw.ConflictError, match="checkpoint 'a'"):
-        create_checkpoint(lambda: table.base, lambda: old, "a", None)
-    assert table.checkpoints() == []
+        create_checkpoint(lambda: newest_base(table), lambda: old, "a", None)
+    assert table.checkpoints.list() == []
     assert table.verify().ok
-    assert table.checkpoint_create("a").name == "a"
+    assert table.checkpoints.create("a").name == "a"
 
 
 def test_an_object_that_came_late_into_an_emptied_slot_is_no_answer(table: mw.Table) -> None:
@@ -356,33 +357,33 @@ def test_two_who_create_one_name_do_not_both_win(table: mw.Table) -> None:
     def take() -> mw.Snapshot:
         if not outcome:
             outcome.append("first")
-            table.checkpoint_create("a")
+            table.checkpoints.create("a")
         return table.snapshot()
 
     with pytest.raises(mw.ConflictError):
-        create_checkpoint(lambda: table.base, take, "a", None)
-    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["a"]
+        create_checkpoint(lambda: newest_base(table), take, "a", None)
+    assert [checkpoint.name for checkpoint in table.checkpoints.list()] == ["a"]
 
 
 def test_verify_names_a_checkpoint_of_which_something_is_missing(table: mw.Table) -> None:
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     live_on(table)
     assert table.verify().ok
     assert table.gc(grace_seconds=0).pinned > 0
-    (kept,) = read_pins(table.base).of(SHARD).sstables
+    (kept,) = read_pins(newest_base(table)).of(SHARD).sstables
     shutil.rmtree(Path(table.uri) / paths.sstable_dir(SHARD, kept))
     with nothing_kept():
         report = table.verify()
         with pytest.raises(mw.CollectedError):
             table.at("a").count_rows()
     assert [(problem.invariant, "'a'" in problem.what) for problem in report.problems] == [("V-13", True)]
-    table.checkpoint_drop("a")
+    table.checkpoints.drop("a")
     assert table.verify().ok
 
 
 @pytest.mark.parametrize("text", ['{"format": 1}', "{", '{"format": 1, "state": "active", "snapshot": "memwal1:x"}'])
 def test_a_record_that_is_damaged_stops_collection_until_it_is_dropped(table: mw.Table, text: str) -> None:
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     (Path(table.uri) / paths.CHECKPOINTS_DIR / "a" / "1.json").write_text(text)
     put(table, [1], "new")
     table.compact()
@@ -391,27 +392,27 @@ def test_a_record_that_is_damaged_stops_collection_until_it_is_dropped(table: mw
         table.gc(grace_seconds=0)
     assert before <= {item.path for item in table.location.store.list(paths.MEM_WAL_DIR)}
     assert [problem.invariant for problem in table.verify().problems] == ["V-13"]
-    table.checkpoint_drop("a")
+    table.checkpoints.drop("a")
     assert table.verify().ok
     assert table.gc(grace_seconds=0).objects
 
 
 def test_stray_files_are_no_checkpoints(table: mw.Table) -> None:
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     (Path(table.uri) / paths.CHECKPOINTS_DIR / ".DS_Store").write_bytes(b"x")
     (Path(table.uri) / paths.CHECKPOINTS_DIR / "a" / "notes.txt").write_bytes(b"x")
     (Path(table.uri) / paths.CHECKPOINTS_DIR / "empty").mkdir()
     (Path(table.uri) / paths.CHECKPOINTS_DIR / "file.txt").write_bytes(b"x")
     live_on(table)
-    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["a"]
+    assert [checkpoint.name for checkpoint in table.checkpoints.list()] == ["a"]
     assert rows(table.at("a")) == THEN
     assert table.verify().ok
 
 
 def test_pins_name_what_a_checkpoint_needs(table: mw.Table) -> None:
-    assert read_pins(table.base).shards == {}
-    snapshot = table.checkpoint_create("a").snapshot
-    pins = read_pins(table.base)
+    assert read_pins(newest_base(table)).shards == {}
+    snapshot = table.checkpoints.create("a").snapshot
+    pins = read_pins(newest_base(table))
     (shard,) = snapshot.shards
     kept = pins.of(SHARD)
     assert snapshot.base_version in pins.base_versions
@@ -423,8 +424,8 @@ def test_pins_name_what_a_checkpoint_needs(table: mw.Table) -> None:
         True,
         False,
     ]
-    drop_checkpoint(table.base, "a")
-    assert read_pins(table.base).shards == {}
+    drop_checkpoint(newest_base(table), "a")
+    assert read_pins(newest_base(table)).shards == {}
 
 
 def test_collection_goes_on_while_another_process_drops_checkpoints(table: mw.Table) -> None:
@@ -452,10 +453,10 @@ def test_collection_goes_on_while_another_process_drops_checkpoints(table: mw.Ta
 
 
 def test_a_name_that_is_not_there_cannot_be_dropped_beside_a_damaged_record(table: mw.Table) -> None:
-    table.checkpoint_create("a")
+    table.checkpoints.create("a")
     (Path(table.uri) / paths.CHECKPOINTS_DIR / "a" / "1.json").write_text("{")
     with pytest.raises((mw.InvalidInputError, mw.CorruptDataError)):
-        table.checkpoint_drop("b")
+        table.checkpoints.drop("b")
     assert not (Path(table.uri) / paths.CHECKPOINTS_DIR / "b").exists()
 
 
@@ -478,7 +479,7 @@ def test_a_checkpoint_whose_entry_is_damaged_was_not_collected(tmp_path: Path) -
     table = mw.create_table(str(tmp_path / "t"), _SCHEMA, primary_key="id")
     with table.writer(compaction=None) as writer:
         writer.put(counted_rows(1))
-        table.checkpoint_create("then")
+        table.checkpoints.create("then")
         writer.flush()
         cut(tmp_path / "t", 1)
         with pytest.raises(mw.CorruptDataError, match="damaged"):

@@ -24,6 +24,7 @@ from lance_memwal.lance.base import NewestBase
 from lance_memwal.log.reading import list_positions
 from lance_memwal.read.tiers import TierSource
 from lance_memwal.store import paths
+from lance_memwal.table import newest_base
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
 from tests.harness.processes import Child, start
@@ -56,7 +57,7 @@ def collect(table: mw.Table) -> mw.GcReport:
 
 
 def consumer(table: mw.Table, name: str = "sync", **options: Any) -> mw.Consumer:
-    return table.consumer(name, until="now", **options)
+    return table.consumers.open(name, until="now", **options)
 
 
 def ids_of(batches: Any) -> list[int]:
@@ -159,19 +160,19 @@ def test_a_consumer_that_was_silent_for_too_long_expires_and_is_told_so(tmp_path
     table.compact()
     late = SkippingClock()
     late.sleep(2 * 3600)
-    newest = NewestBase(table.base)
+    newest = NewestBase(newest_base(table))
     dry = Collector(table.location, newest, late).run(dry_run=True, grace_seconds=0)
     assert dry.expired_consumers == ("sync",)
-    assert [info.state for info in table.consumers()] == ["active", "active"], "a dry run changes nothing"
+    assert [info.state for info in table.consumers.list()] == ["active", "active"], "a dry run changes nothing"
     report = Collector(table.location, newest, late).run(grace_seconds=0)
     assert report.expired_consumers == ("sync",)
     assert report.count("entry") == 0, "the other one still holds its entries back"
-    assert {info.name: info.state for info in table.consumers()} == {"other": "active", "sync": "expired"}
+    assert {info.name: info.state for info in table.consumers.list()} == {"other": "active", "sync": "expired"}
     with pytest.raises(mw.CollectedError, match=r"up to \d+ log entries"):
         reader.commit()
-    with pytest.raises(mw.CollectedError, match="drop_consumer"):
+    with pytest.raises(mw.CollectedError, match=r"consumers\.drop"):
         consumer(table)
-    table.drop_consumer("sync")
+    table.consumers.drop("sync")
     fresh = consumer(table)
     assert sorted(mirrored(fresh)) == [1, 10, 11, 12]
 
@@ -185,7 +186,7 @@ def test_a_consumer_that_holds_nothing_back_does_not_expire(tmp_path: Path) -> N
     late = SkippingClock()
     late.sleep(2 * 3600)
     table.compact()
-    report = Collector(table.location, NewestBase(table.base), late).run(grace_seconds=0)
+    report = Collector(table.location, NewestBase(newest_base(table)), late).run(grace_seconds=0)
     assert report.expired_consumers == ()
     reader.commit()
 
@@ -195,7 +196,7 @@ def test_a_consumer_that_reads_says_that_it_is_there(tmp_path: Path) -> None:
     put(table, [1])
     clock = SkippingClock()
     reader = Consumer(
-        NewestBase(table.base),
+        NewestBase(newest_base(table)),
         "sync",
         Request(),
         start="earliest",
@@ -206,7 +207,7 @@ def test_a_consumer_that_reads_says_that_it_is_there(tmp_path: Path) -> None:
     before = reader.committed
     clock.sleep(1800)
     list(reader)
-    info = table.consumers()[0]
+    info = table.consumers.list()[0]
     assert info.silent_seconds == 0
     assert reader.committed == before, "nothing was committed"
     reader.commit()
@@ -231,13 +232,13 @@ def test_a_dropped_consumer_stops_and_holds_nothing_back(tmp_path: Path) -> None
     table = create(str(tmp_path / "t"), SCHEMA)
     reader = consumer(table, start="earliest")
     life(table, 10)
-    table.drop_consumer("sync")
-    assert table.consumers() == []
+    table.consumers.drop("sync")
+    assert table.consumers.list() == []
     assert collect(table).count("entry") > 0
     with pytest.raises(mw.ClosedError):
         reader.commit()
     with pytest.raises(mw.InvalidInputError):
-        table.drop_consumer("sync")
+        table.consumers.drop("sync")
 
 
 def test_a_damaged_record_is_named_and_can_be_dropped(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_a_damaged_record_is_named_and_can_be_dropped(tmp_path: Path) -> None:
     path.write_bytes(b"{")
     with pytest.raises(mw.CorruptDataError, match=r"2\.json"):
         table.gc()
-    table.drop_consumer("sync")
+    table.consumers.drop("sync")
     table.gc()
     assert ids_of(consumer(table)) == []
 
@@ -263,7 +264,7 @@ def test_the_clean_up_of_lance_leaves_the_place_of_a_consumer(tmp_path: Path) ->
     reader.commit()
     table.compact()
     table.dataset.cleanup_old_versions(timedelta(0), delete_unverified=True)
-    assert [info.name for info in table.consumers()] == ["sync"]
+    assert [info.name for info in table.consumers.list()] == ["sync"]
     put(table, [2])
     assert ids_of(consumer(table)) == [2]
 
@@ -284,7 +285,7 @@ def test_lag_is_in_the_statistics(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "a/b", "..", 3])
 def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: Any) -> None:
     with pytest.raises(mw.InvalidInputError):
-        create(str(tmp_path / "t"), SCHEMA).consumer(name)
+        create(str(tmp_path / "t"), SCHEMA).consumers.open(name)
 
 
 COLLECTION = ["gc.proposed", "gc.announced", "gc.before_floor", "gc.after_floor", "gc.before_entry"]
@@ -304,7 +305,7 @@ def test_a_consumer_that_comes_while_collection_runs_misses_nothing_unsaid(tmp_p
         try:
             came.append(consumer(table, start=begin))
         except mw.CollectedError:
-            assert table.consumers() == []
+            assert table.consumers.list() == []
 
     collect_while(table, point, come)
     assert bool(came) == (point == "gc.proposed")
@@ -356,7 +357,7 @@ def test_a_snapshot_that_is_collected_before_the_first_record_is_taken_again(tmp
             collect(table)
 
         clock = InterruptedClock(collect_all)
-        reader = Consumer(NewestBase(table.base), "sync", Request(), until="now", clock=clock)
+        reader = Consumer(NewestBase(newest_base(table)), "sync", Request(), until="now", clock=clock)
         first = reader.cursor
         found = mirrored(reader)
         writer.abort()
@@ -470,7 +471,7 @@ def write(uri: str, first: int, pipe: Connection) -> None:
 
 def follow(uri: str, target: str, pipe: Connection) -> None:
     """Apply every change to a file, then commit."""
-    consumer = mw.open_table(uri).consumer("copy", start="earliest")
+    consumer = mw.open_table(uri).consumers.open("copy", start="earliest")
     pipe.send("opened")
     with open(target, "a", encoding="ascii") as file:
         for batch in consumer:
@@ -497,7 +498,7 @@ def committed_rows(table: mw.Table, target: Path) -> list[int]:
     """The keys that were applied and committed since this was asked last; the rest is forgotten, as a reader would."""
     lines = [json.loads(line) for line in target.read_text().splitlines() if line.endswith("]")]
     target.write_text("")
-    (info,) = table.consumers()
+    (info,) = table.consumers.list()
     cursor = mw.Cursor.parse(info.cursor)
     kept, inside = [], Counter[str]()
     for shard, position, key in lines:
@@ -514,7 +515,7 @@ def committed_rows(table: mw.Table, target: Path) -> list[int]:
 def test_every_change_is_committed_once_although_both_ends_are_killed(tmp_path: Path) -> None:
     uri, target, draw = str(tmp_path / "t"), tmp_path / "applied", random.Random(5)
     table = create(uri, SCHEMA, sharding=mw.Bucket("id", SHARDS))
-    table.consumer("copy", start="earliest")
+    table.consumers.open("copy", start="earliest")
     target.write_text("")
     first, acknowledged, kept = 0, set[int](), list[int]()
     for _ in range(scaled(ci=2, prove=40)):
@@ -532,7 +533,7 @@ def test_every_change_is_committed_once_although_both_ends_are_killed(tmp_path: 
             table.flush(idle_seconds=0)
             table.compact()
             table.gc(grace_seconds=0)
-    last = table.consumer("copy", until="now")
+    last = table.consumers.open("copy", until="now")
     kept += [key for batch in last for key in batch.column("id").to_pylist()]
     there = table.scan(columns=["id"]).to_table().column("id").to_pylist()
     assert Counter(kept) == Counter(there), "what landed was committed once"

@@ -16,6 +16,7 @@ from lance_memwal.clock import SystemClock
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
 from lance_memwal.lance.base import NewestBase
+from lance_memwal.table import newest_base
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
 from tests.kit.feeds import collect_while, ops_of
@@ -44,7 +45,7 @@ class Following:
     """A consumer that follows and shows what rows were before, under a clock that can be moved on."""
 
     def __init__(self, table: mw.Table, clock: SkippingClock, **options: Any) -> None:
-        self.consumer = Consumer(NewestBase(table.base), "sync", Request(before=True), clock=clock, **options)
+        self.consumer = Consumer(NewestBase(newest_base(table)), "sync", Request(before=True), clock=clock, **options)
         self._batches: Iterator[pa.RecordBatch] = iter(self.consumer)
 
     def take(self, count: int) -> list[tuple[Any, ...]]:
@@ -81,7 +82,7 @@ def test_a_snapshot_that_a_consumer_took_meanwhile_is_kept_for_it(tmp_path: Path
     changed = [("update_before", 2, 1), ("update_after", 2, 2)]
     assert of_other_rows(reader.take(5))[-2:] == changed
     reader.consumer.stop()
-    again = table.consumer("sync", before=True, until="now")
+    again = table.consumers.open("sync", before=True, until="now")
     assert of_other_rows(ops_of(again, "id", "v")) == ([] if is_committed else [("insert", 3, 1)]) + changed
     again.commit()
 
@@ -218,25 +219,27 @@ class DyingClock(SystemClock):
 
 def die_after_the_first_record(table: mw.Table, name: str, **options: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
-        Consumer(NewestBase(table.base), name, Request(), clock=DyingClock(), **options)
-    assert name in [info.name for info in table.consumers()]
+        Consumer(NewestBase(newest_base(table)), name, Request(), clock=DyingClock(), **options)
+    assert name in [info.name for info in table.consumers.list()]
 
 
 @pytest.mark.parametrize("start", ["name", "snapshot"])
 def test_a_consumer_begins_at_a_checkpoint_that_keeps_everything(tmp_path: Path, start: str) -> None:
     table = create(str(tmp_path / "t"), SCHEMA)
     put(table, [1], 1)
-    table.consumer("log", start="latest")
-    checkpoint = table.checkpoint_create("then")
+    table.consumers.open("log", start="latest")
+    checkpoint = table.checkpoints.create("then")
     put(table, [1], 2)
     live_on(table)
-    reader = table.consumer("sync", start="then" if start == "name" else checkpoint.snapshot, before=True, until="now")
+    reader = table.consumers.open(
+        "sync", start="then" if start == "name" else checkpoint.snapshot, before=True, until="now"
+    )
     told = of_other_rows(ops_of(reader, "id", "v"))
     assert told == [("update_before", 1, 1), ("update_after", 1, 2)]
-    table.drop_consumer("log")
-    table.checkpoint_drop("then")
+    table.consumers.drop("log")
+    table.checkpoints.drop("then")
     live_on(table)
-    again = table.consumer("sync", before=True, until="now")
+    again = table.consumers.open("sync", before=True, until="now")
     assert of_other_rows(ops_of(again, "id", "v")) == told, "it keeps that itself"
 
 
@@ -247,15 +250,15 @@ def test_a_consumer_begins_where_another_one_stands(tmp_path: Path) -> None:
     put(table, [1], 1)
     put(table, [2], 1)
     table.compact()
-    collect_while(table, "gc.proposed", lambda: table.consumer("first", start=begin))
-    second = table.consumer("second", start=begin, until="now")
-    table.drop_consumer("first")
+    collect_while(table, "gc.proposed", lambda: table.consumers.open("first", start=begin))
+    second = table.consumers.open("second", start=begin, until="now")
+    table.consumers.drop("first")
     live_on(table)
     assert [change for change in ops_of(second, "id") if change[1] < 900] == [("u", 1), ("u", 2)]
-    table.drop_consumer("second")
+    table.consumers.drop("second")
     live_on(table)
     with pytest.raises(mw.CollectedError, match="being collected"):
-        table.consumer("third", start=begin)
+        table.consumers.open("third", start=begin)
 
 
 def test_a_consumer_that_has_not_begun_keeps_nothing_for_others(tmp_path: Path) -> None:
@@ -269,10 +272,10 @@ def test_a_consumer_that_has_not_begun_keeps_nothing_for_others(tmp_path: Path) 
     def come() -> None:
         die_after_the_first_record(table, "first", start=begin)
         with pytest.raises(mw.CollectedError, match="being collected"):
-            table.consumer("second", start=begin)
+            table.consumers.open("second", start=begin)
 
     collect_while(table, "gc.before_floor", come)
-    assert [info.name for info in table.consumers()] == ["first"]
+    assert [info.name for info in table.consumers.list()] == ["first"]
 
 
 def test_a_consumer_that_never_began_does_not_expire_but_begins_anew(tmp_path: Path) -> None:
@@ -284,24 +287,24 @@ def test_a_consumer_that_never_began_does_not_expire_but_begins_anew(tmp_path: P
     table.compact()
     late = SkippingClock()
     late.sleep(2 * 3600)
-    report = Collector(table.location, NewestBase(table.base), late).run(grace_seconds=0)
+    report = Collector(table.location, NewestBase(newest_base(table)), late).run(grace_seconds=0)
     assert report.expired_consumers == ("sync",)
-    reader = table.consumer("sync", until="now")
+    reader = table.consumers.open("sync", until="now")
     assert sorted(ops_of(reader, "id")) == [("u", 1), ("u", 2), ("u", 3)]
     reader.commit()
-    assert ops_of(table.consumer("sync", until="now"), "id") == []
+    assert ops_of(table.consumers.open("sync", until="now"), "id") == []
 
 
 def test_a_consumer_that_asks_for_images_later_keeps_what_they_need(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), SCHEMA)
     put(table, [1], 1)
-    reader = table.consumer("sync", until="now")
+    reader = table.consumers.open("sync", until="now")
     list(reader)
     reader.commit()
-    table.consumer("sync", before=True, until="now")
+    table.consumers.open("sync", before=True, until="now")
     put(table, [1], 2)
     live_on(table)
-    again = table.consumer("sync", before=True, until="now")
+    again = table.consumers.open("sync", before=True, until="now")
     assert of_other_rows(ops_of(again, "id", "v")) == [("update_before", 1, 1), ("update_after", 1, 2)]
 
 
@@ -309,18 +312,18 @@ def test_a_consumer_that_asks_for_images_later_keeps_what_they_need(tmp_path: Pa
 def test_a_consumer_that_asks_for_images_too_late_can_go_on_without(tmp_path: Path, calls: int) -> None:
     table, clock = create(str(tmp_path / "t"), SCHEMA), ArmedClock()
     put(table, [1], 1)
-    reader = table.consumer("sync", until="now")
+    reader = table.consumers.open("sync", until="now")
     list(reader)
     reader.commit()
     put(table, [1], 2)
     clock.arm(calls, lambda: live_on(table))
     images = [("update_before", 1, 1), ("update_after", 1, 2)]
     try:
-        found = Consumer(NewestBase(table.base), "sync", Request(before=True), until="now", clock=clock)
+        found = Consumer(NewestBase(newest_base(table)), "sync", Request(before=True), until="now", clock=clock)
         assert of_other_rows(ops_of(found, "id", "v")) == images
     except mw.CollectedError as error:
         assert "without before=True" in str(error)  # noqa: PT017 - either is right
-    again = table.consumer("sync", until="now")
+    again = table.consumers.open("sync", until="now")
     assert of_other_rows(ops_of(again, "id", "v")) == [("u", 1, 2)], "its place is kept"
 
 
@@ -399,13 +402,13 @@ def test_a_consumer_at_its_snapshot_continues_after_the_columns_changed(
     table: mw.Table, change: Callable[[lance.LanceDataset], None], shown: dict[str, Any], committed: bool
 ) -> None:
     table.put([{**ROW, "id": 1}, ROW])
-    reader = table.consumer("mirror", start="snapshot", until="now")
+    reader = table.consumers.open("mirror", start="snapshot", until="now")
     for _ in reader:
         if committed:
             reader.commit()
     change(table.dataset)
     table.put([{"id": 3, "z": "new"}], missing="null")
-    found = plain(table.consumer("mirror", until="now"))
+    found = plain(table.consumers.open("mirror", until="now"))
     assert sorted(row["id"] for row in found) == ([3] if committed else [0, 1, 2, 3])
     assert list(found[0]) == [*shown, "_op"]
     assert committed or {**shown, "_op": "u"} in found
@@ -422,10 +425,10 @@ def test_images_of_rows_before_the_columns_changed(
             writer.flush()
     if stored == "base table":
         table.compact()
-    consumer = table.consumer("mirror", until="now", before=True)
+    consumer = table.consumers.open("mirror", until="now", before=True)
     for _ in consumer:
         consumer.commit()
-    snapshot, cursor = table.snapshot(), table.consumer("other", start="latest").cursor
+    snapshot, cursor = table.snapshot(), table.consumers.open("other", start="latest").cursor
     change(table.dataset)
     after = dict.fromkeys(shown) | {"id": 2, "z": "new"}
     with table.writer(compaction=None) as writer:
@@ -439,7 +442,7 @@ def test_images_of_rows_before_the_columns_changed(
         {**after, "_op": "update_before"},
         {**after, "z": "newest", "_op": "update_after"},
     ]
-    assert plain(table.consumer("mirror", until="now", before=True)) == expected
+    assert plain(table.consumers.open("mirror", until="now", before=True)) == expected
     assert plain(table.changes(start=snapshot, until="now", before=True)) == expected
     assert plain(table.changes(start=cursor, until="now", before=True)) == expected
     for columns in (["z"], ["id"], list(reversed(shown))):
@@ -471,9 +474,9 @@ def test_a_feed_that_is_open_while_the_columns_change_keeps_its_own(table: mw.Ta
 def test_rows_of_a_snapshot_that_has_none_of_the_columns_are_all_there(tmp_path: Path) -> None:
     table = mw.create_table(str(tmp_path / "t"), pa.schema([("v", pa.int64())]), writer_defaults={"fsync": False})
     table.put([{"v": 1}, {"v": 2}])
-    consumer = table.consumer("mirror", until="now")
+    consumer = table.consumers.open("mirror", until="now")
     add(table.dataset)
-    assert plain(table.consumer("mirror", columns=["c"], until="now")) == [{"c": None, "_op": "u"}] * 2
+    assert plain(table.consumers.open("mirror", columns=["c"], until="now")) == [{"c": None, "_op": "u"}] * 2
     consumer.stop()
     table.close()
 

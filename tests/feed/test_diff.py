@@ -21,6 +21,7 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.rows.row_codes import row_codes, value_codes
 from lance_memwal.store.location import resolve
 from lance_memwal.store.metering import Recorder
+from lance_memwal.table import newest_base
 from tests.harness.profile import scaled
 from tests.kit.effort import cpu_seconds
 from tests.kit.tables import create, keyed
@@ -138,7 +139,7 @@ def test_what_lance_itself_changed_is_in_it(tmp_path: Path) -> None:
     with table.writer() as writer:
         writer.put([row(number, "a") for number in range(10)])
     table.compact()
-    version = table.base.version
+    version = newest_base(table).version
     lance.dataset(table.uri).delete("id in (3, 4)")
     assert by_key(table.diff(version, table.snapshot())).keys() == {("delete", 3), ("delete", 4)}
 

@@ -11,6 +11,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.feed.changes import ChangeFeed, Request
 from lance_memwal.lance.base import NewestBase
+from lance_memwal.table import newest_base
 from lance_memwal.testing.clocks import SkippingClock
 from tests.harness.profile import scaled
 from tests.kit.busy_life import KINDS, BusyLife, Moment, answers, make_table
@@ -93,7 +94,7 @@ class Reader:
         self._open()
 
     def _open(self) -> None:
-        self._consumer = self._life.table.consumer(self._name, until="now", **self._options)
+        self._consumer = self._life.table.consumers.open(self._name, until="now", **self._options)
         self._batches = iter(self._consumer)
 
     def step(self) -> None:
@@ -158,7 +159,7 @@ def test_every_change_comes_exactly_once_whatever_happens(tmp_path: Path, seed: 
     images = Reader(life, "images", start="latest", before=True)
     mirror = Reader(life, "mirror", start="snapshot")
     first = table.changes(start="latest").cursor
-    table.consumer("held", start=first)
+    table.consumers.open("held", start=first)
     for _ in range(scaled(ci=30, prove=80)):
         life.step()
         for reader in (plain, images, mirror):
@@ -185,7 +186,7 @@ def test_images_are_right_when_their_snapshot_is_renewed(tmp_path: Path, seed: i
     life.put()
     rows_then, began = dict(life.rows), {key: len(changes) for key, changes in life.changes.items()}
     clock = SkippingClock()
-    feed = ChangeFeed(NewestBase(table.base), Request(before=True), "latest", None, clock=clock)
+    feed = ChangeFeed(NewestBase(newest_base(table)), Request(before=True), "latest", None, clock=clock)
     batches, rows = iter(feed), list[dict[str, Any]]()
     first = feed.needed[0]
 
@@ -212,7 +213,7 @@ def test_diff_of_snapshots_is_last_change_per_key(tmp_path: Path) -> None:
     life = FeedLife(table, 11)
     for _ in range(12):
         life.step()
-    table.consumer("holds", start="latest")
+    table.consumers.open("holds", start="latest")
     a = table.snapshot()
     for _ in range(25):
         life.random.choice([life.put, life.delete, life.put_many, life.flush])()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.log.floor import Floor
+from lance_memwal.log.shards import Floor
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.sequenced import MAX_RECORD_BYTES, Record, Records
@@ -44,10 +44,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer.flush()
         table.compact()
         writer.put([{"id": 2, "v": 1}])
-        consumer = table.consumer("x")
+        consumer = table.consumers.open("x")
         next(iter(consumer))
         consumer.commit()
-        table.checkpoint_create("cp")
+        table.checkpoints.create("cp")
     table.gc(grace_seconds=0)
     assert Records(resolve(str(place)).store, FLOOR).newest() is not None
     return place
@@ -71,11 +71,11 @@ def written(directory: str, **changes: Any) -> Plant:
 
 def all_calls(table: mw.Table) -> dict[str, Callable[[], object]]:
     return {
-        "consumers": table.consumers,
-        "consumer": lambda: list(table.consumer("x", until="now")),
-        "checkpoints": table.checkpoints,
+        "consumers": table.consumers.list,
+        "consumer": lambda: list(table.consumers.open("x", until="now")),
+        "checkpoints": table.checkpoints.list,
         "at": lambda: table.at("cp").count_rows(),
-        "new consumer": lambda: list(table.consumer("new", until="now")),
+        "new consumer": lambda: list(table.consumers.open("new", until="now")),
         "stats": table.stats,
         "gc": lambda: table.gc(grace_seconds=0),
         "maintain": lambda: table.maintain(grace_seconds=0),
@@ -93,8 +93,8 @@ def test_a_stray_name_among_the_names_stops_nobody(place: Path, directory: str, 
     table = mw.open_table(str(place))
     for call in all_calls(table).values():
         call()
-    assert {info.name for info in table.consumers()} == {"x", "new"}
-    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["cp"]
+    assert {info.name for info in table.consumers.list()} == {"x", "new"}
+    assert [checkpoint.name for checkpoint in table.checkpoints.list()] == ["cp"]
     assert table.verify().ok
 
 
@@ -139,14 +139,14 @@ def test_a_damaged_record_is_named_and_can_be_dropped(
             all_calls(table)[name]()
         assert caught.value.path == f"{record}/{NEXT}.json", name
     assert [problem.where for problem in table.verify().problems] == [record]
-    table.drop_consumer("x") if of_consumer else table.checkpoint_drop("cp")
-    assert (table.consumers() if of_consumer else table.checkpoints()) == []
+    table.consumers.drop("x") if of_consumer else table.checkpoints.drop("cp")
+    assert (table.consumers.list() if of_consumer else table.checkpoints.list()) == []
     assert table.verify().ok
     table.gc(grace_seconds=0)
     if of_consumer:
-        assert sum(batch.num_rows for batch in table.consumer("x", until="now")) == 2
+        assert sum(batch.num_rows for batch in table.consumers.open("x", until="now")) == 2
     else:
-        table.checkpoint_create("cp")
+        table.checkpoints.create("cp")
         assert table.at("cp").count_rows() == 2
 
 
@@ -176,25 +176,25 @@ def test_a_newer_form_of_a_snapshot_is_unknown_and_says_where(place: Path, direc
     assert caught.value.path == f"{directory}/{NEXT}.json"
 
 
-@pytest.mark.parametrize(("directory", "drop"), [(CONSUMER, "drop_consumer"), (CHECKPOINT, "checkpoint_drop")])
-def test_the_last_number_of_all_is_named_since_no_record_can_follow_it(place: Path, directory: str, drop: str) -> None:
+@pytest.mark.parametrize(("directory", "group"), [(CONSUMER, "consumers"), (CHECKPOINT, "checkpoints")])
+def test_the_last_number_of_all_is_named_since_no_record_can_follow_it(place: Path, directory: str, group: str) -> None:
     last = place / directory / f"{(1 << 63) - 1}.json"
     written(directory)(place)
     os.rename(place / directory / f"{NEXT}.json", last)
     table = mw.open_table(str(place))
     name = Path(directory).name
     with pytest.raises(mw.CorruptDataError, match=last.name):
-        getattr(table, drop)(name)
+        getattr(table, group).drop(name)
     last.unlink()
-    getattr(table, drop)(name)
+    getattr(table, group).drop(name)
 
 
 def test_a_number_beyond_the_last_one_is_a_stray_name(place: Path) -> None:
     (place / CONSUMER / f"{1 << 63}.json").write_text("x")
     (place / CONSUMER / f"{'9' * 19}.json").write_text("x")
     table = mw.open_table(str(place))
-    assert [info.name for info in table.consumers()] == ["x"]
-    table.drop_consumer("x")
+    assert [info.name for info in table.consumers.list()] == ["x"]
+    table.consumers.drop("x")
 
 
 # ---------------------------------------------------------------------------------------------------------- what is honest
@@ -202,7 +202,7 @@ def test_a_number_beyond_the_last_one_is_a_stray_name(place: Path) -> None:
 
 def test_a_consumer_may_be_silent_for_as_long_as_there_are_days(place: Path) -> None:
     table = mw.open_table(str(place))
-    list(table.consumer("patient", until="now", max_age=timedelta.max))
+    list(table.consumers.open("patient", until="now", max_age=timedelta.max))
     record = consumer_record(resolve(str(place)), "patient")
     assert record is not None
     assert timedelta(milliseconds=record.max_age_ms) > timedelta.max - timedelta(seconds=1)
@@ -212,10 +212,10 @@ def test_a_consumer_may_be_silent_for_as_long_as_there_are_days(place: Path) -> 
 def test_a_lifetime_that_ends_after_the_last_day_is_refused_before_anything_is_written(place: Path) -> None:
     table = mw.open_table(str(place))
     with pytest.raises(mw.InvalidInputError, match="lifetime"):
-        table.checkpoint_create("ever", lifetime=timedelta.max)
-    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["cp"]
-    table.checkpoint_create("ever", lifetime=timedelta(days=365_000))
-    assert len(table.checkpoints()) == 2
+        table.checkpoints.create("ever", lifetime=timedelta.max)
+    assert [checkpoint.name for checkpoint in table.checkpoints.list()] == ["cp"]
+    table.checkpoints.create("ever", lifetime=timedelta(days=365_000))
+    assert len(table.checkpoints.list()) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------------ sizes
@@ -234,7 +234,7 @@ def test_a_record_of_any_size_costs_no_memory(place: Path, directory: str) -> No
 def test_a_record_of_many_small_parts_is_refused_before_it_is_read(place: Path) -> None:
     (place / CONSUMER / f"{NEXT}.json").write_text('{"a":[' + "[[[]]]," * 300_000 + "[]]}")
     with pytest.raises(mw.CorruptDataError, match=f"{NEXT}.json"):
-        mw.open_table(str(place)).consumers()
+        mw.open_table(str(place)).consumers.list()
 
 
 def test_the_widest_record_of_a_hundred_thousand_shards_fits(tmp_path: Path) -> None:
@@ -277,9 +277,9 @@ def test_a_cursor_that_is_none_is_damage_of_its_record_and_can_be_dropped(place:
     written(CONSUMER, cursor="garbage")(place)
     table = mw.open_table(str(place))
     with pytest.raises(mw.CorruptDataError, match=rf"path={CONSUMER}/{NEXT}\.json"):
-        table.consumer("x", until="now")
-    table.drop_consumer("x")
-    list(table.consumer("x", until="now"))
+        table.consumers.open("x", until="now")
+    table.consumers.drop("x")
+    list(table.consumers.open("x", until="now"))
 
 
 # A record of a consumer, a checkpoint or a floor whose create lost its answer is written once, and its writer
@@ -295,7 +295,7 @@ def floor(table: mw.Table) -> Floor:
 
 
 def names(table: mw.Table) -> list[str]:
-    return [info.name for info in table.consumers()] + [checkpoint.name for checkpoint in table.checkpoints()]
+    return [info.name for info in table.consumers.list()] + [checkpoint.name for checkpoint in table.checkpoints.list()]
 
 
 @dataclass(frozen=True)
@@ -309,19 +309,25 @@ class Case:
 
 
 CASES = {
-    "claim": Case(LOST_ANSWERS_CONSUMER, lambda t: t.consumer("c"), lambda t: names(t) == ["c"]),
+    "claim": Case(LOST_ANSWERS_CONSUMER, lambda t: t.consumers.open("c"), lambda t: names(t) == ["c"]),
     "take over": Case(
-        LOST_ANSWERS_CONSUMER, lambda t: t.consumer("c"), lambda t: names(t) == ["c"], lambda t: t.consumer("c")
+        LOST_ANSWERS_CONSUMER,
+        lambda t: t.consumers.open("c"),
+        lambda t: names(t) == ["c"],
+        lambda t: t.consumers.open("c"),
     ),
     "drop consumer": Case(
-        LOST_ANSWERS_CONSUMER, lambda t: t.drop_consumer("c"), lambda t: names(t) == [], lambda t: t.consumer("c")
+        LOST_ANSWERS_CONSUMER,
+        lambda t: t.consumers.drop("c"),
+        lambda t: names(t) == [],
+        lambda t: t.consumers.open("c"),
     ),
-    "checkpoint": Case(LOST_ANSWERS_CHECKPOINT, lambda t: t.checkpoint_create("p"), lambda t: names(t) == ["p"]),
+    "checkpoint": Case(LOST_ANSWERS_CHECKPOINT, lambda t: t.checkpoints.create("p"), lambda t: names(t) == ["p"]),
     "drop checkpoint": Case(
         LOST_ANSWERS_CHECKPOINT,
-        lambda t: t.checkpoint_drop("p"),
+        lambda t: t.checkpoints.drop("p"),
         lambda t: names(t) == [],
-        lambda t: t.checkpoint_create("p"),
+        lambda t: t.checkpoints.create("p"),
     ),
     "announce": Case(FLOOR, lambda t: floor(t).announce(3, 1), lambda t: floor(t).announced() == 3),
     "raise": Case(FLOOR, lambda t: floor(t).raise_to(3), lambda t: floor(t).position() == 3),
@@ -366,7 +372,7 @@ def test_commit_of_consumer_with_lost_answer_counts(tmp_path: Path, answer: Answ
     """A commit that raised an error may have landed: the next one continues from its own record."""
     table = filled(str(tmp_path / "t"))
     store, location = losing(table.uri, answer)
-    reader = mw.open_table(location).consumer("c", until="now")
+    reader = mw.open_table(location).consumers.open("c", until="now")
     assert sum(batch.num_rows for batch in reader) == 1
     store.prefix = LOST_ANSWERS_CONSUMER
     if answer == "last error":
@@ -374,7 +380,7 @@ def test_commit_of_consumer_with_lost_answer_counts(tmp_path: Path, answer: Answ
             reader.commit()
     reader.commit()
     assert reader.lag() == 0
-    assert list(table.consumer("c", until="now")) == []
+    assert list(table.consumers.open("c", until="now")) == []
 
 
 def test_floor_raised_by_two_at_once_is_the_higher(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def _each(calls: list[Callable[[], object]]) -> None:
 
 def typed_text(data: bytes) -> None:
     """What the command line, the page and options take as one text: moments, vectors, ranges, columns, rules."""
-    from lance_memwal.feed.moments import milliseconds, parse_moment
+    from lance_memwal.feed.checkpoints import milliseconds, parse_moment
     from lance_memwal.rows import typed
     from lance_memwal.rows.merging import merge_of_text
     from lance_memwal.rows.sharding import sharding_of_text

@@ -218,7 +218,7 @@ def use_hostile_table(case: str, place: Path, pipe: Connection) -> None:
     use("get", lambda: table.get(1))
     use("count", table.count_rows)
     use("changes", lambda: list(table.changes(until="now")))
-    use("consumers", lambda: (table.consumers(), table.checkpoints()))
+    use("consumers", lambda: (table.consumers.list(), table.checkpoints.list()))
     use("stats", table.stats)
     use("gc", lambda: table.gc(grace_seconds=0))
     use("verify", lambda: verify(table))

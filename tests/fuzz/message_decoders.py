@@ -27,7 +27,7 @@ def typed_key(data: bytes) -> None:
 
     from lance_memwal.errors import InvalidInputError
     from lance_memwal.rows.schema import TableSchema
-    from lance_memwal.rows.typed import typed_key
+    from lance_memwal.rows.text_values import typed_key
 
     text, refused = data.decode("utf-8", "surrogateescape"), 0
     kinds = (pa.int32(), pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.binary(4), pa.uuid(), pa.date32())

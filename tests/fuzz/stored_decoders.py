@@ -106,7 +106,7 @@ def checkpoint_record_corpus() -> list[bytes]:
 
 
 def floor_record(data: bytes) -> None:
-    from lance_memwal.log.floor import Floor
+    from lance_memwal.log.shards import Floor
 
     floor = Floor(_location(data), SHARD)
     assert 0 <= floor.position() <= floor.announced()

@@ -23,6 +23,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.table import newest_base
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.reports import CollectedObject
 from lance_memwal.upkeep.verify import ShardFindings
@@ -295,7 +296,7 @@ def test_the_hint_is_right_before_the_first_manifest_goes(tmp_path: Path) -> Non
         return ordered[0]  # type: ignore[return-value]
 
     location = resolve(table.uri, wrap=wrap)
-    Collector(location, lambda: table.base).run(grace_seconds=0)
+    Collector(location, lambda: newest_base(table)).run(grace_seconds=0)
     calls = ordered[0].calls
     gone = [
         i for i, (what, path) in enumerate(calls) if what == "delete" and path.startswith(paths.manifest_dir(shard))
@@ -368,7 +369,8 @@ def ids(table: mw.Table) -> list[int]:
 
 def flush_and_die(writer: mw.ShardWriter) -> None:
     """End a writer that leaves no mark, which would carry a whole map."""
-    writer.publish(60)
+    writer.force_seal_active()
+    writer.wait_for_flush_drain(60)
     writer.abort()
 
 
@@ -444,7 +446,8 @@ def test_entries_that_are_not_flushed_stay_below_a_newer_whole_map(table: mw.Tab
     """A crash leaves them, and the sentinel of the next writer, above them, has a map: only the cursor protects them."""
     writer = table.shard_writer(fsync=False)
     writer.put(rows(0))
-    writer.publish(60)
+    writer.force_seal_active()
+    writer.wait_for_flush_drain(60)
     for number in (1, 2, 3):
         writer.put(rows(number))
     writer.abort()

@@ -155,8 +155,8 @@ def make_ledger(uri: str) -> dict[str, Any]:
         writer_defaults=SETTINGS,
         allow_keys_across_shards=False,
     )
-    table.create_index(mw.BTreeIndex("amount"))
-    table.create_index(mw.FtsIndex("note"))
+    table.indexes.create(mw.BTreeIndex("amount"))
+    table.indexes.create(mw.FtsIndex("note"))
     with table.writer(compaction=None) as writer:
         writer.put(ledger.take(*(ledger.row("north", number) for number in (2, 4, 5, 6))), txn=("import", 1))
         writer.put(ledger.take(*(ledger.row("east", number) for number in (1, 2))), txn=("import", 2))
@@ -170,11 +170,11 @@ def make_ledger(uri: str) -> dict[str, Any]:
         ledger.delete(writer, ("west", 4))
         writer.put(ledger.take(ledger.row("north", 6)))
     checkpoint = {"rows": ledger.shown(), "columns": list(ledger.columns)}
-    table.checkpoint_create("march")
-    for _ in (billing := table.consumer("billing", start="snapshot", until="now", max_age=FOREVER)):
+    table.checkpoints.create("march")
+    for _ in (billing := table.consumers.open("billing", start="snapshot", until="now", max_age=FOREVER)):
         billing.commit()
     ledger.touched.clear()
-    table.consumer("fresh", start="latest", until="now", max_age=FOREVER).commit()
+    table.consumers.open("fresh", start="latest", until="now", max_age=FOREVER).commit()
     with table.writer(compaction=None) as writer:  # after the consumer, before the columns change
         writer.put(ledger.take(ledger.row("west", 1)))
         writer.flush()

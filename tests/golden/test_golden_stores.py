@@ -179,7 +179,7 @@ def test_a_checkpoint_shows_the_rows_of_its_time(store: Open) -> None:
 def test_a_consumer_continues_after_its_last_commit(store: Open) -> None:
     table, expected = store("ledger")
     for name in ("billing", "fresh"):
-        rows = [row for batch in table.consumer(name, until="now") for row in batch.to_pylist()]
+        rows = [row for batch in table.consumers.open(name, until="now") for row in batch.to_pylist()]
         assert sorted({(row["tenant"], row["number"]) for row in rows}) == [
             tuple(key) for key in expected["after_billing"]
         ]

@@ -44,7 +44,7 @@ class DrawnTable:
         self.lives = 0
         self._actors: list[Actor] = []
         table = self.shape.create(self.uri)
-        table.consumer(CONSUMER, start="earliest")
+        table.consumers.open(CONSUMER, start="earliest")
 
     def life(self, mode: str, **given: Any) -> TableLife:
         """A life of this mode, drawn where nothing is given."""

@@ -23,6 +23,7 @@ import pyarrow as pa
 import lance_memwal as mw
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
+from lance_memwal.table import newest_base
 from lance_memwal.types import Transaction
 from lance_memwal.write import request
 from lance_memwal.write.once import OnceAppender
@@ -88,7 +89,7 @@ class _Body:
         self.sink: TableAppender | None = None
         if life.mode == "sink":
             most = life.settings.get("max_entry_bytes")
-            look_up = Reader(NewestBase(self.table.base)).stored_rows
+            look_up = Reader(NewestBase(newest_base(self.table))).stored_rows
             self.sink = TableAppender(OnceAppender(life.uri, max_entry_bytes=most, look_up=look_up), policy=_PATIENCE)
         elif life.mode != "upkeep":
             on_fenced: Any = "retake" if life.mode == "retake" else "raise"
@@ -378,7 +379,7 @@ class _Scribe:
             match draw.choice(_TIDIES + ("index",) * self._shape.is_searched):
                 case "index":
                     if lance.dataset(self._life.uri).count_rows():
-                        table.create_index("vector", "IVF_FLAT", num_partitions=2)
+                        table.indexes.create("vector", "IVF_FLAT", num_partitions=2)
                 case "compact":
                     table.compact(max_generations=draw.choice((None, None, 1, 3)))
                 case "gc":
@@ -408,7 +409,7 @@ class _Scribe:
         self._table.gc(grace_seconds=0)
 
     def _checkpoint(self, name: str) -> None:
-        self._table.checkpoint_create(name)
+        self._table.checkpoints.create(name)
         kept = moment_of(self._table.at(name))
         self._judge_moment(name, kept)
         self._voice.say("checkpoint", name, digest_of(kept))
@@ -427,7 +428,7 @@ class _Scribe:
         if name not in self._dropped:
             self._voice.say("drops", name)
             with self._races(mw.InvalidInputError):  # another process has dropped it
-                self._table.checkpoint_drop(name)
+                self._table.checkpoints.drop(name)
             self._dropped.add(name)
 
     def _change_columns(self) -> None:

@@ -105,7 +105,7 @@ class Shape:
             merge=merge,
         )
         if self.is_searched:
-            table.create_index(mw.FtsIndex("note"))
+            table.indexes.create(mw.FtsIndex("note"))
         return table
 
     # ------------------------------------------------------------------------------------------------------ writing
@@ -408,7 +408,7 @@ def check_checkpoints(table: mw.Table, expected: Mapping[str, int]) -> None:
 def consume(table: mw.Table, shape: Shape, voice: Voice, draw: random.Random) -> None:
     """Tell every change after the last commit, then commit."""
     wanted = [*shape.key_columns, "number", "kept"] if shape.has_key else ["id", "number", "kept"]
-    consumer = table.consumer(CONSUMER, start="earliest", until="now", columns=wanted)
+    consumer = table.consumers.open(CONSUMER, start="earliest", until="now", columns=wanted)
     for batch in consumer:
         names = ("id", "number", "kept", "_op")
         voice.say("changes", list(zip(*(batch.column(name).to_pylist() for name in names), strict=True)))

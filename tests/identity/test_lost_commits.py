@@ -12,7 +12,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.primary_key import mark, unmark
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.store.location import resolve
 from services.proxy import proxy
 from tests.kit.lost_answers import ANSWERS, Answer, losing
@@ -98,7 +98,7 @@ def test_details_with_lost_answer_change_once(tmp_path: Path, answer: Answer) ->
     version = table.dataset.version
     store, location = losing(table.uri, answer)
     store.prefix = "_versions/"
-    mw.open_table(location).maintain_indexes(None)
+    mw.open_table(location).indexes.maintain(None)
     assert store.prefix is None
     assert table.dataset.version == version + 1
     assert table.details().maintain_all_indexes is False

@@ -24,6 +24,7 @@ from lance_memwal.read.text_index import TextIndex
 from lance_memwal.sstable.write import write_sstable
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.table import newest_base
 from tests.kit.logs import SHARD, lance_table, manifests_at, place, read_all, rows
 from tests.kit.text_peer import ANALYZERS, corpus
 
@@ -295,7 +296,7 @@ def test_a_base_table_with_features_that_lance_does_not_know_is_not_called_damag
             mw.open_table(str(uri))
         return
     table = mw.open_table(str(uri))
-    assert not table.base.takes_hand_commit
+    assert not newest_base(table).takes_hand_commit
     assert table.count_rows() == 9
     assert sorted(table.search(text="common", k=20)["id"].to_pylist()) == expected == list(range(9))
 

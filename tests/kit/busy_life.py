@@ -128,7 +128,7 @@ class BusyLife:
         if number % 2:
             return Moment(self.table.snapshot(), said, step=step)
         name = f"moment-{number}"
-        return Moment(self.table.checkpoint_create(name).snapshot, said, name, step)
+        return Moment(self.table.checkpoints.create(name).snapshot, said, name, step)
 
     def close(self) -> None:
         self._writer.close()

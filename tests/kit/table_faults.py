@@ -223,7 +223,7 @@ class RichLife(CanonicalLife):
         self.close()
 
     def index(self) -> None:
-        self._upkeep(lambda: self.table.create_index(mw.FtsIndex("note")))
+        self._upkeep(lambda: self.table.indexes.create(mw.FtsIndex("note")))
 
     def write(self) -> None:
         self._put(1, 2, 3, 4, note="amber")

@@ -173,7 +173,7 @@ class CanonicalLife:
             writer = self._writers.pop()
             with suppress(MemWalError, SimulatedCrash):
                 writer.abort()
-            writer.orphan()  # whatever the abort could not do: nobody of this process finds it any more
+            writer._orphan()  # whatever the abort could not do: nobody of this process finds it any more
         self._writer = None
 
     def _refuse(self, what: str, error: MemWalError) -> None:
@@ -302,14 +302,14 @@ class CanonicalLife:
         if self._is_kept():
             self.oracle.then = rows  # an answer that was lost: nothing was written since
             return
-        self.table.checkpoint_create("then")
+        self.table.checkpoints.create("then")
         self.oracle.then = rows
 
     def consume(self) -> None:
         self._again("consume", self._consume)
 
     def _consume(self) -> None:
-        reader = self.table.consumer("mirror", start="snapshot", until="now")
+        reader = self.table.consumers.open("mirror", start="snapshot", until="now")
         for batch in reader:
             apply(self.oracle.mirror, batch)
             reader.commit()
@@ -387,10 +387,10 @@ class CanonicalLife:
 
     def _forget(self) -> None:
         if self._is_kept():
-            self.table.checkpoint_drop("then")
+            self.table.checkpoints.drop("then")
 
     def _is_kept(self) -> bool:
-        return "then" in [checkpoint.name for checkpoint in self.table.checkpoints()]
+        return "then" in [checkpoint.name for checkpoint in self.table.checkpoints.list()]
 
     def maintain(self) -> None:
         self._upkeep(lambda: self.table.maintain(versions=_NOW, grace_seconds=0))

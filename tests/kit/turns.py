@@ -20,6 +20,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
+from lance_memwal.table import newest_base
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.once import OnceAppender
 from tests.harness.shard_audit import peer_rows
@@ -206,7 +207,7 @@ class Play:
         self.told(writer.delete(keys), refused)
 
     def appender_turn(self) -> None:
-        look_up = Reader(NewestBase(self.table.base)).stored_rows
+        look_up = Reader(NewestBase(newest_base(self.table))).stored_rows
         once = OnceAppender(self.table.location, look_up=look_up, max_entry_bytes=self.draw.choice([None, 400]))
         claim = once.claim(self.shard_id)
         for number in range(self.draw.randrange(1, 5)):

@@ -67,7 +67,7 @@ def follow(life: MachineLife, before: bool) -> None:
     """A consumer, whose place is kept however often the table is collected, has all that was written to the log."""
     life.make_durable()
     name = "with-before" if before else "plain"
-    consumer = life.table.consumer(name, until="now", before=before)
+    consumer = life.table.consumers.open(name, until="now", before=before)
     mirror = life.model.mirrors.setdefault(name, Mirror())
     assert consumer.schema.names[: len(life.model.columns)] == life.table.schema.names
     for batch in consumer:
@@ -84,14 +84,14 @@ def follow(life: MachineLife, before: bool) -> None:
 def consumers(life: MachineLife, drop: bool) -> None:
     """Exactly those that followed are known; one that is dropped begins anew."""
     mirrors = life.model.mirrors
-    assert {info.name: info.state for info in life.table.consumers()} == dict.fromkeys(mirrors, "active")
+    assert {info.name: info.state for info in life.table.consumers.list()} == dict.fromkeys(mirrors, "active")
     with pytest.raises(mw.InvalidInputError):
-        life.table.drop_consumer("nobody")
+        life.table.consumers.drop("nobody")
     if drop and mirrors:
         name = min(mirrors)
-        life.table.drop_consumer(name)
+        life.table.consumers.drop(name)
         del mirrors[name]
-        assert {info.name for info in life.table.consumers()} == mirrors.keys()
+        assert {info.name for info in life.table.consumers.list()} == mirrors.keys()
 
 
 def changes_since(life: MachineLife, which: int) -> None:
@@ -224,7 +224,7 @@ def shard_puts(life: MachineLife, numbers: list[int], how: str) -> None:
 
 def _put(writer: mw.ShardWriter, batch: pa.RecordBatch, how: str) -> mw.WriteResult:
     async def put() -> mw.WriteResult:
-        return await writer.put_async(batch)
+        return await writer.aio.put(batch)
 
     if how == "async":
         return asyncio.run(put())
@@ -250,7 +250,7 @@ def shard_deletes(life: MachineLife, numbers: list[int], how: str) -> None:
 
 def _delete(writer: mw.ShardWriter, keys: pa.RecordBatch, how: str) -> None:
     async def delete() -> None:
-        await writer.delete_async(keys)
+        await writer.aio.delete(keys)
 
     if how == "async":
         asyncio.run(delete())

@@ -189,11 +189,11 @@ def change_indexes(life: MachineLife, which: int) -> None:
     """An index goes, or comes again; answers stay."""
     if not life.indexes or life.configuration.compaction is not None:
         return
-    assert {index.name for index in life.table.list_indices()} == life.indexes
+    assert {index.name for index in life.table.indexes.list()} == life.indexes
     name = sorted(life.indexes)[which % len(life.indexes)]
     life.indexes.remove(name)
-    life.table.drop_index(name)
-    assert {index.name for index in life.table.list_indices()} == life.indexes
+    life.table.indexes.drop(name)
+    assert {index.name for index in life.table.indexes.list()} == life.indexes
     life.check()
     if which % 2 or name == "by_t":
         life.make_index(name)
@@ -202,7 +202,7 @@ def change_indexes(life: MachineLife, which: int) -> None:
 def maintain_indexes(life: MachineLife, names: str | None) -> None:
     """What memtables and SSTables mirror is nobody's business but theirs."""
     chosen = names if names in (None, "all") else [name for name in life.indexes if name == names]
-    details = life.table.maintain_indexes(chosen)
+    details = life.table.indexes.maintain(chosen)
     assert details.maintain_all_indexes == (chosen == "all")
     assert chosen == "all" or sorted(details.maintained_indexes) == sorted(chosen or ())
 
@@ -218,7 +218,7 @@ def drop(life: MachineLife, numbers: list[int]) -> None:
     with pytest.raises(mw.InvalidInputError):
         mw.open_table(life.uri)
     life.make_anew(numbers)
-    assert (life.table.checkpoints(), life.table.consumers(), life.table.shards()) == ([], [], [])
+    assert (life.table.checkpoints.list(), life.table.consumers.list(), life.table.shards()) == ([], [], [])
     for snapshot in old:
         with pytest.raises(mw.TableReplacedError):
             life.table.at(snapshot)

@@ -82,11 +82,11 @@ class MachineLife:
 
     def make_index(self, name: str) -> None:
         if name == "by_v":
-            made = self.table.create_index(mw.BTreeIndex("v", name=name))
+            made = self.table.indexes.create(mw.BTreeIndex("v", name=name))
         elif name == "by_t":
-            made = self.table.create_index(mw.FtsIndex("t", name=name))
+            made = self.table.indexes.create(mw.FtsIndex("t", name=name))
         else:
-            made = self.table.create_index("vec", "IVF_FLAT", name=name, num_partitions=1, metric="l2")
+            made = self.table.indexes.create("vec", "IVF_FLAT", name=name, num_partitions=1, metric="l2")
         assert (made.name, made.columns) == (name, (name.removeprefix("by_"),))
         self.indexes.add(name)
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from datafusion import SessionContext
 
 import lance_memwal as mw
+from lance_memwal.engines.sql import register
 from tests.harness.shard_audit import merged_rows
 from tests.machine.life import MachineLife, in_order
 from tests.machine.model import FILTERS, Moment, Row
@@ -56,7 +57,7 @@ def query(life: MachineLife, where: str | None) -> None:
 def query_with_names(life: MachineLife, where: str | None) -> None:
     """The table in a session of DataFusion, as a pyarrow dataset, and in Polars; each reads the newest state."""
     context = SessionContext()
-    life.table.register(context, "named")
+    register(context, "named", life.table.to_dataset())
     rows = life.model.matching(where)
     (found,) = context.sql(f"select count(*) as c from named where {where or 'true'}").to_pylist()
     assert found["c"] == len(rows)
@@ -92,13 +93,13 @@ def read_async(life: MachineLife, numbers: list[int], where: str | None) -> None
     """Reads that do not hold up the event loop."""
 
     async def read() -> None:
-        life.same(await life.table.scan(filter=where).to_table_async(), life.model.matching(where))
-        found = await life.table.search_async([1.0, 1.0], column="vec", k=3, metric="l2")
+        life.same(await life.table.aio.scan(filter=where), life.model.matching(where))
+        found = await life.table.aio.search([1.0, 1.0], column="vec", k=3, metric="l2")
         _nearest(found.to_pylist(), list(life.model.rows.values()), 1, 3)
         if life.kind.key:
             there = {key: life.model.rows[key] for key in map(life.kind.key_of, numbers) if key in life.model.rows}
-            life.same(await life.table.lookup_async(life.named(numbers)), there.values())
-            row = await life.table.get_async(life.named(numbers)[0])
+            life.same(await life.table.aio.lookup(life.named(numbers)), there.values())
+            row = await life.table.aio.get(life.named(numbers)[0])
             assert (row is None) == (life.kind.key_of(numbers[0]) not in there)
 
     asyncio.run(read())
@@ -230,7 +231,7 @@ def checkpoint(life: MachineLife) -> None:
     life.make_durable()
     life.checkpoints += 1
     storage, name = life.storage(), f"moment-{life.checkpoints}"
-    life.table.checkpoint_create(name)
+    life.table.checkpoints.create(name)
     life.model.remember(name, storage, kept=True)
 
 
@@ -247,9 +248,9 @@ def drop_checkpoint(life: MachineLife, which: int) -> None:
     kept = [moment for moment in life.model.moments if moment.kept]
     if kept:
         moment = kept[which % len(kept)]
-        life.table.checkpoint_drop(moment.at)
+        life.table.checkpoints.drop(moment.at)
         life.model.forget(moment)
-        assert moment.at not in {checkpoint.name for checkpoint in life.table.checkpoints()}
+        assert moment.at not in {checkpoint.name for checkpoint in life.table.checkpoints.list()}
 
 
 def look_back(life: MachineLife, which: int) -> None:

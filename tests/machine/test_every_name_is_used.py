@@ -16,6 +16,7 @@ from typing import Any
 
 import lance_memwal as mw
 from lance_memwal.read.memory_scan import MemTableScanner
+from lance_memwal.table.groups import Checkpoints, Consumers, Indexes
 from tests.kit.tables import Outside
 from tests.machine.doing import DO, do
 from tests.machine.life import MachineLife
@@ -24,7 +25,8 @@ from tests.machine.steps import Step, known_steps
 
 HERE = Path(__file__).parent
 WRAPPERS = ("telemetry.py",)  # a call goes through them
-ALSO_PUBLIC = {"MemTableScanner": MemTableScanner}  # what public methods return, and users call methods of
+# What public methods return, and users call methods of.
+ALSO_PUBLIC = {kind.__name__: kind for kind in (MemTableScanner, Checkpoints, Consumers, Indexes)}
 
 WITH_BLOBS_TOO = ("checkpoint", "look_back", "shard_changes")
 
@@ -210,17 +212,12 @@ _REASONS: dict[str, str] = {
         BTreeIndex Bucket Cursor.check_table Cursor.place Cursor.stored FtsIndex HnswIndex Identity LastWrite.remember_ms
         Manual Snapshot.check_table Snapshot.is_part_of Snapshot.stored Unsharded""",
     "the engine's own rooms call it: upkeep, forks, parking": """
-        ChangeFeed.needed Scan.snapshot ShardWriter.capture
-        ShardWriter.is_parked ShardWriter.is_writing ShardWriter.leave ShardWriter.of_table ShardWriter.orphan
-        ShardWriter.park ShardWriter.publish ShardWriter.seal
-        ShardWriter.table_id ShardWriter.unpublished_generation Table.base
-        TableWriter.follow_columns TableWriter.orphan WalAppender.orphan WalTailer.peek""",
+        ChangeFeed.needed Scan.snapshot ShardWriter.is_parked
+        ShardWriter.is_writing ShardWriter.next_position ShardWriter.park ShardWriter.seal""",
     "TableWriter calls it for every shard, and steps call that": "ShardWriter.abort ShardWriter.evolve_schema",
     "commits by hand may break any table; tests/manifest has them": """
-        ShardManifestStore.commit_maintenance ShardManifestStore.commit_update ShardManifestStore.is_crowded
-        ShardManifestStore.is_newest
-        ShardManifestStore.read_again ShardManifestStore.read_version ShardManifestStore.sight
-        ShardManifestStore.sighted ShardManifestStore.written_ms""",
+        ShardManifestStore.commit_maintenance ShardManifestStore.commit_update ShardManifestStore.is_newest
+        ShardManifestStore.read_version ShardManifestStore.written_ms""",
     "of Python's files; tests/blobs/test_blob_tiers.py has them": "BlobFile.read1 BlobFile.readable BlobFile.seekable",
     "a life sets every writer by keywords; tests/config/test_writer_config.py has it": "WriterConfig",
     "a text": "__version__",

@@ -44,7 +44,7 @@ def put_async(life: MachineLife, numbers: list[int]) -> None:
     async def write(writer: mw.TableWriter) -> None:
         for number in numbers:
             rows = life.rows([number])
-            done = await writer.put_async(rows)
+            done = await writer.aio.put(rows)
             assert done.written == len(rows) - life.put_in_model(rows)
 
     async def write_and_close() -> None:
@@ -126,7 +126,7 @@ def delete_nowait(life: MachineLife, numbers: list[int], waits: bool) -> None:
     writer, named = life.open(), life.named(numbers)
 
     async def delete_async() -> None:
-        await writer.delete_async(named)
+        await writer.aio.delete(named)
 
     if waits:
         ack = writer.delete_nowait(named)

@@ -21,6 +21,7 @@ from lance_memwal.lance.commit import commit_details
 from lance_memwal.lance.hand_made import hand_commit_is_safe
 from lance_memwal.memtable.index import Equals, HnswMemIndex, In, IsNotNull, IsNull, Range
 from lance_memwal.rows.sql import parse
+from lance_memwal.table import newest_base
 from lance_memwal.testing.clocks import SkippingClock
 from tests.harness.profile import scaled
 from tests.kit.maintained import (
@@ -364,7 +365,7 @@ def test_a_live_writer_follows_the_new_set(tmp_path: Path) -> None:
             (None, []),
             (["v_ann", "n_btree"], ["n_btree", "v_ann"]),
         ]:
-            details = table.maintain_indexes(choice)
+            details = table.indexes.maintain(choice)
             assert details.maintain_all_indexes is (choice == "all")
             assert sorted(details.maintained_indexes) == expected
             flush(writer)
@@ -383,16 +384,16 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> Non
     version = table.dataset.version
     for names, reason in [(["none"], "no index"), (["x_bitmap"], "no mirror"), ("some", "'all'")]:
         with pytest.raises(mw.InvalidInputError, match=reason):
-            table.maintain_indexes(names)
-    table.maintain_indexes("all")  # as it is
+            table.indexes.maintain(names)
+    table.indexes.maintain("all")  # as it is
     assert table.dataset.version == version
 
 
 def test_only_the_details_of_the_entry_change(tmp_path: Path) -> None:
     table = table_with_indexes(tmp_path)
-    before = table.base
-    table.maintain_indexes(["t_fts"])
-    after = table.base
+    before = newest_base(table)
+    table.indexes.maintain(["t_fts"])
+    after = newest_base(table)
     assert after.version == before.version + 1
     assert after.fragment_messages == before.fragment_messages
     assert {entry.name: entry.raw for entry in after.index_entries if entry.name in ALL} == {
@@ -447,7 +448,7 @@ def test_earlier_commits_of_lance_land_on_top(tmp_path: Path, commit: Callable[[
         writer.put(rows([300]))
     lance.dataset(table.uri).insert(rows([800]).cast(table.dataset.schema))
     stale = lance.dataset(table.uri)
-    table.maintain_indexes(["t_fts"])
+    table.indexes.maintain(["t_fts"])
     commit(stale)
     details = table.details()
     assert (details.maintained_indexes, details.maintain_all_indexes) == (("t_fts",), False)
@@ -460,7 +461,7 @@ def test_marks_survive_changes_beside_compactions(tmp_path: Path) -> None:
 
     def change() -> None:
         for number in range(12):
-            mw.open_table(table.uri).maintain_indexes([ALL[number % 3]] if number % 2 else "all")
+            mw.open_table(table.uri).indexes.maintain([ALL[number % 3]] if number % 2 else "all")
 
     changing = in_thread(change)
     with table.shard_writer(SHARD, **SETTINGS) as writer:
@@ -492,10 +493,10 @@ def test_a_table_with_stable_row_ids_changes_its_set_too(tmp_path: Path) -> None
         "n", "BTREE", name="n_btree"
     )
     table = mw.enable(uri, primary_key="id", writer_defaults={"fsync": False})
-    assert hand_commit_is_safe(table.base.manifest)
+    assert hand_commit_is_safe(newest_base(table).manifest)
     ids = lance.dataset(uri).to_table(with_row_id=True)["_rowid"].to_pylist()
-    table.maintain_indexes([])
-    table.maintain_indexes(["n_btree"])
+    table.indexes.maintain([])
+    table.indexes.maintain(["n_btree"])
     assert lance.dataset(uri).to_table(with_row_id=True)["_rowid"].to_pylist() == ids
     lance.dataset(uri).insert(rows([60]).cast(table.dataset.schema))
     assert max(lance.dataset(uri).to_table(with_row_id=True)["_rowid"].to_pylist()) == 50
@@ -524,7 +525,7 @@ def test_names_follow_the_indexes_when_a_writer_opens(tmp_path: Path) -> None:
     peer.close()
     assert table.count_rows() == 302
     table.dataset.drop_index("v_ann")
-    table.maintain_indexes("all")
+    table.indexes.maintain("all")
     assert table.details().maintained_indexes == ()
 
 

@@ -1,4 +1,4 @@
-"""Which base indexes are mirrored, when, and how in SSTables; `Table.create_index`; indexes that have no mirror."""
+"""Which base indexes are mirrored, when, and how in SSTables; `Table.indexes`; indexes that have no mirror."""
 
 from __future__ import annotations
 
@@ -381,11 +381,11 @@ def test_it_is_made_by_lance_and_mirrored(table: mw.Table, asked: Any, index_typ
     with table:
         table.put(some_rows(0, 40))
         table.compact(flush=True)
-        made = table.create_index(asked, index_type)
+        made = table.indexes.create(asked, index_type)
         column = asked if isinstance(asked, str) else asked.column
         assert (made.name, made.index_type, made.columns, made.rows) == (f"{column}_idx", expected, (column,), 40)
         assert made.maintained is (expected != "Bitmap")
-        assert table.list_indices() == [made]
+        assert table.indexes.list() == [made]
         assert f"{column}_idx" in {index.name for index in lance.dataset(table.uri).describe_indices()}
         table.put(some_rows(40, 10))
         table.close()
@@ -397,7 +397,7 @@ def test_it_is_made_by_lance_and_mirrored(table: mw.Table, asked: Any, index_typ
 def test_a_vector_index_is_made_of_fresh_rows_too(table: mw.Table) -> None:
     with table:
         table.put(some_rows(0, 300))
-        made = table.create_index("v", "IVF_PQ", metric="cosine", num_partitions=2, num_sub_vectors=2)
+        made = table.indexes.create("v", "IVF_PQ", metric="cosine", num_partitions=2, num_sub_vectors=2)
         assert (made.rows, made.maintained) == (300, True)
         table.put(some_rows(300, 10))
         found = table.search(some_rows(300, 10)[3]["v"], k=3)  # by the metric of the index
@@ -407,13 +407,13 @@ def test_a_vector_index_is_made_of_fresh_rows_too(table: mw.Table) -> None:
 
 def test_a_table_that_names_its_indexes_names_the_new_one(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), INDEXED, maintained_indexes=None)
-    assert table.create_index("n").maintained
-    assert table.create_index("t", "FTS", name="texts").maintained
-    assert not table.create_index("n", "BITMAP", name="bits").maintained
+    assert table.indexes.create("n").maintained
+    assert table.indexes.create("t", "FTS", name="texts").maintained
+    assert not table.indexes.create("n", "BITMAP", name="bits").maintained
     assert table.details().maintained_indexes == ("n_idx", "texts")
-    table.drop_index("n_idx")
+    table.indexes.drop("n_idx")
     assert table.details().maintained_indexes == ("texts",)
-    assert [index.name for index in table.list_indices()] == ["bits", "texts"]
+    assert [index.name for index in table.indexes.list()] == ["bits", "texts"]
     with table.writer(**FAST) as writer:
         writer.put(some_rows(0, 3))
         assert table.search(text="word1")["id"].to_pylist()[0] == 1
@@ -421,14 +421,14 @@ def test_a_table_that_names_its_indexes_names_the_new_one(tmp_path: Path) -> Non
 
 def test_an_index_is_replaced_or_not_and_only_dropped_if_it_exists(table: mw.Table) -> None:
     with pytest.raises(mw.InvalidInputError, match="no index 'x'; its indexes: none"):
-        table.drop_index("x")
+        table.indexes.drop("x")
     with table:
         table.put(some_rows(0, 3))
-        table.create_index("t", "BTREE")
+        table.indexes.create("t", "BTREE")
         with pytest.raises(mw.InvalidInputError, match="'t_idx'"):
-            table.create_index("t", "FTS", replace=False)
-        assert table.create_index("t", "FTS").index_type == "Inverted"
-        assert len(table.list_indices()) == 1
+            table.indexes.create("t", "FTS", replace=False)
+        assert table.indexes.create("t", "FTS").index_type == "Inverted"
+        assert len(table.indexes.list()) == 1
 
 
 @pytest.mark.parametrize(
@@ -447,15 +447,15 @@ def test_an_index_is_replaced_or_not_and_only_dropped_if_it_exists(table: mw.Tab
 )
 def test_what_cannot_be_is_refused(table: mw.Table, asked: Any, options: dict[str, Any], why: str) -> None:
     with pytest.raises(mw.InvalidInputError, match=why):
-        table.create_index(asked, **options)
-    assert table.list_indices() == []
+        table.indexes.create(asked, **options)
+    assert table.indexes.list() == []
 
 
 def test_it_is_made_beside_a_writer(table: mw.Table) -> None:
     with table.writer(**FAST) as writer:
         writer.put(some_rows(0, 20))
-        table.create_index("t", "FTS")
-        table.create_index("v")
+        table.indexes.create("t", "FTS")
+        table.indexes.create("v")
         writer.put(some_rows(20, 20))
         assert table.search(text="word25")["id"].to_pylist()[0] == 25
         assert len(table) == 40
@@ -465,12 +465,12 @@ def test_it_is_made_beside_a_writer(table: mw.Table) -> None:
 def test_maintain_moves_fresh_rows_into_base_and_indexes(table: mw.Table) -> None:
     with table:
         table.put(some_rows(0, 20))
-        table.create_index("t", "FTS")
+        table.indexes.create("t", "FTS")
         table.put(some_rows(20, 20))
         report = table.maintain()
         assert report.indexes == ("t_idx",)
         assert table.dataset.count_rows() == 40
-        assert [index.rows for index in table.list_indices()] == [40]
+        assert [index.rows for index in table.indexes.list()] == [40]
         table.put(some_rows(40, 1))
         assert len(table) == 41
 

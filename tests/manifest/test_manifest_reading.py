@@ -10,7 +10,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import CorruptDataError, FencedError, InvalidInputError, UnavailableError
 from lance_memwal.errors import ObjectNotFoundError
-from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest import SightedManifests
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
@@ -182,7 +182,7 @@ class Reader:
 
     def __init__(self, place: Path) -> None:
         self._recorder = Recorder()
-        self.store = ShardManifestStore(resolve(place, metrics=self._recorder), TRUSTED)
+        self.store = SightedManifests(resolve(place, metrics=self._recorder), TRUSTED)
         newest = self.store.read_latest()
         assert newest is not None
         self.store.sight(newest)
@@ -200,22 +200,22 @@ class Reader:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> ShardManifestStore:
-    store = ShardManifestStore(tmp_path, TRUSTED, fsync=False)
+def writer(tmp_path: Path) -> SightedManifests:
+    store = SightedManifests(tmp_path, TRUSTED, fsync=False)
     store.claim_epoch()
     return store
 
 
-def bump(store: ShardManifestStore) -> None:
+def bump(store: SightedManifests) -> None:
     store.commit_update(1, lambda m: replace(m, version=m.version + 1, wal_entry_position_last_seen=m.version))
 
 
-def test_what_did_not_move_is_not_listed(writer: ShardManifestStore, tmp_path: Path) -> None:
+def test_what_did_not_move_is_not_listed(writer: SightedManifests, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     assert [reader.look(1) for _ in range(3)] == [(True, 0)] * 3
 
 
-def test_every_new_version_is_found(writer: ShardManifestStore, tmp_path: Path) -> None:
+def test_every_new_version_is_found(writer: SightedManifests, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     bump(writer)
     assert not reader.look(1)[0]
@@ -229,7 +229,7 @@ def remove(location: Location, *versions: int) -> None:
         location.store.delete(paths.manifest_path(TRUSTED, version))
 
 
-def test_versions_that_collection_removed_are_not_taken_for_the_end(writer: ShardManifestStore, tmp_path: Path) -> None:
+def test_versions_that_collection_removed_are_not_taken_for_the_end(writer: SightedManifests, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     for _ in range(4):
         bump(writer)
@@ -237,7 +237,7 @@ def test_versions_that_collection_removed_are_not_taken_for_the_end(writer: Shar
     assert reader.look(1) == (False, 0)  # the object itself says no
 
 
-def test_another_object_of_the_same_version_is_not_trusted(writer: ShardManifestStore, tmp_path: Path) -> None:
+def test_another_object_of_the_same_version_is_not_trusted(writer: SightedManifests, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     path = paths.manifest_path(TRUSTED, 1)
     data = writer.location.store.get(path)
@@ -257,9 +257,9 @@ def location(tmp_path: Path) -> Location:
 
 
 @pytest.fixture
-def trusting(location: Location) -> ShardManifestStore:
+def trusting(location: Location) -> SightedManifests:
     """A store that has seen version 1 as the newest."""
-    store = ShardManifestStore(location, UNSHARDED)
+    store = SightedManifests(location, UNSHARDED)
     store.claim_epoch()
     store.sight(store.check_fenced(1))
     assert store.is_newest(1)
@@ -267,10 +267,10 @@ def trusting(location: Location) -> ShardManifestStore:
 
 
 def others_claim(location: Location) -> ShardManifest:
-    return ShardManifestStore(location, UNSHARDED).claim_epoch()[1]
+    return SightedManifests(location, UNSHARDED).claim_epoch()[1]
 
 
-def test_unchanged_manifest_costs_two_requests(location: Location, trusting: ShardManifestStore) -> None:
+def test_unchanged_manifest_costs_two_requests(location: Location, trusting: SightedManifests) -> None:
     location.metrics.reset()
     assert trusting.check_fenced(1).version == 1
     assert {kind: stats.count for kind, stats in location.metrics.snapshot().items()} == {"get": 1, "head": 1}
@@ -279,7 +279,7 @@ def test_unchanged_manifest_costs_two_requests(location: Location, trusting: Sha
 
 
 def test_nothing_is_trusted_that_no_listing_has_shown_as_the_newest(location: Location) -> None:
-    store = ShardManifestStore(location, UNSHARDED)
+    store = SightedManifests(location, UNSHARDED)
     store.claim_epoch()
     store.sight(store.check_fenced(1))
     others_claim(location)
@@ -287,14 +287,14 @@ def test_nothing_is_trusted_that_no_listing_has_shown_as_the_newest(location: Lo
         store.check_fenced(1)
 
 
-def test_a_newer_version_is_seen(location: Location, trusting: ShardManifestStore) -> None:
+def test_a_newer_version_is_seen(location: Location, trusting: SightedManifests) -> None:
     others_claim(location)
     assert not trusting.is_newest(1)
     with pytest.raises(mw.FencedError):
         trusting.check_fenced(1)
 
 
-def test_commit_builds_on_what_was_read(location: Location, trusting: ShardManifestStore) -> None:
+def test_commit_builds_on_what_was_read(location: Location, trusting: SightedManifests) -> None:
     location.metrics.reset()
     made = trusting.commit_update(1, lambda latest: replace(latest, version=2, wal_entry_position_last_seen=7))
     assert made.version == 2

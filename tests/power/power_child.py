@@ -88,7 +88,7 @@ class _Life:
         self._change_config()
         self._follow()
         with self.told.around("index", "number_idx"):
-            self.table.create_index("number", index_type="BITMAP", name="number_idx")  # not mirrored
+            self.table.indexes.create("number", index_type="BITMAP", name="number_idx")  # not mirrored
         with self.table.writer(compaction=None) as writer:
             self._write(writer)
         with self.told.around("compact"):  # nothing is trimmed, since the index lags
@@ -146,15 +146,15 @@ class _Life:
         if name in self.kept:
             self.kept.remove(name)
             with self.told.around("drop", name):
-                self.table.checkpoint_drop(name)
+                self.table.checkpoints.drop(name)
             return
         self.kept.add(name)
         with self.told.around("keep", name, self.rows):
-            self.table.checkpoint_create(name)
+            self.table.checkpoints.create(name)
 
     def _follow(self) -> None:
         with self.told.around("follow", self._mirrored()):
-            consumer = self.table.consumer("mirror", until="now", columns=["id", "number"])
+            consumer = self.table.consumers.open("mirror", until="now", columns=["id", "number"])
         for batch in consumer:
             apply(self.mirror, batch)
         assert self._mirrored() == self.rows

@@ -92,11 +92,11 @@ class Promises:
         return [f"blob of {row}" for row in latest if _blob(table, row.key) != body(row.key, int(str(row.number)))]
 
     def _gone_indexes(self, table: mw.Table) -> list[str]:
-        there = {index.name for index in table.list_indices()}
+        there = {index.name for index in table.indexes.list()}
         return [f"index {name} is gone" for name in self._indexes - there]
 
     def _checkpoints(self, table: mw.Table) -> list[str]:
-        there = {checkpoint.name for checkpoint in table.checkpoints()}
+        there = {checkpoint.name for checkpoint in table.checkpoints.list()}
         wrong = [f"checkpoint {name} is there again" for name in there & self._dropped - self._undecided]
         for name in self._moments.keys() - self._undecided:
             shown = self._kind.rows_of(table.at(name).to_arrow()) if name in there else None
@@ -107,9 +107,9 @@ class Promises:
     def _consumer(self, table: mw.Table, seen: list[Row]) -> list[str]:
         if not self._places:
             return []
-        if not any(info.name == "mirror" for info in table.consumers()):
+        if not any(info.name == "mirror" for info in table.consumers.list()):
             return ["the consumer is gone"]
-        batches = list(table.consumer("mirror", until="now", columns=["id", "number"]))
+        batches = list(table.consumers.open("mirror", until="now", columns=["id", "number"]))
         rows = {row.key: row.number for row in seen}
         mirrors = [_followed(place, batches) for place in self._places]
         return [] if rows in mirrors else [f"the consumer has {mirrors}, the table {rows}"]

@@ -126,7 +126,7 @@ def _without_a_part_of_its_indexes(data: bytes) -> bytes:
 def test_a_torn_version_says_what_to_do(torn: Callable[[bytes], bytes], tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     table = mw.create_table(uri, pa.table({"id": [1], "n": [1]}), primary_key="id")
-    table.create_index("n", index_type="BITMAP", name="by_n")
+    table.indexes.create("n", index_type="BITMAP", name="by_n")
     newest = min((tmp_path / "t" / "_versions").glob("*.manifest"))
     newest.write_bytes(torn(newest.read_bytes()))
     with pytest.raises(CorruptDataError) as error:

@@ -27,6 +27,7 @@ import lance_memwal as mw
 from lance_memwal.spark.options import Options
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.retry import RetryPolicy
+from lance_memwal.table import newest_base
 from lance_memwal.ui.app import make_app
 
 HOST = "127.0.0.1:8470"
@@ -58,13 +59,27 @@ def live(place: Location) -> mw.Table:
         writer.flush()
         failing(lambda: writer.put([{"id": "x"}]))
     scan = table.scan(filter="id > 2")
-    reader = table.consumer("mirror", until="now")
+    reader = table.consumers.open("mirror", until="now")
     for _ in reader:
         reader.commit()
     tell("reprs", repr(table), table._repr_html_(), repr(place), repr(place.store), scan, repr(table.snapshot()))
-    tell("reprs", reader, table.checkpoint_create("then"), table.checkpoints(), table.consumers(), table.shards())
+    tell(
+        "reprs",
+        reader,
+        table.checkpoints.create("then"),
+        table.checkpoints.list(),
+        table.consumers.list(),
+        table.shards(),
+    )
     tell("reprs", repr(pickle.loads(pickle.dumps(scan))), repr(pickle.loads(pickle.dumps(table))), table.at("then"))
-    tell("reprs", table.details(), table.base, table.changes(until="now"), table.to_dataset(), table.list_indices())
+    tell(
+        "reprs",
+        table.details(),
+        newest_base(table),
+        table.changes(until="now"),
+        table.to_dataset(),
+        table.indexes.list(),
+    )
     tell("plans", scan.explain(), scan.plan(), table.sql("explain select * from t where id = 3").to_pylist())
     tell("reports", table.compact(), table.maintain(), table.gc(), table.verify(), table.stats(), table.repair())
     tell("metrics", place.metrics.snapshot())
@@ -79,17 +94,17 @@ def asynchronous(place: Location) -> None:
         writer, other = table.writer(), table.writer()
         tell("reprs", repr(writer), writer.put_nowait([{"id": 20, "v": "a"}]))
         calls = (
-            lambda: writer.put_async([{"id": "x"}]),
-            lambda: table.lookup_async(["x"]),
-            lambda: table.get_async("x"),
-            lambda: table.search_async([1.0], column="none"),
+            lambda: writer.aio.put([{"id": "x"}]),
+            lambda: table.aio.lookup(["x"]),
+            lambda: table.aio.get("x"),
+            lambda: table.aio.search([1.0], column="none"),
         )
         for call in calls:
             await failing_task(call)
         other.put([{"id": 21, "v": "a"}])
-        await failing_task(lambda: writer.put_async([{"id": 22, "v": "a"}]))
+        await failing_task(lambda: writer.aio.put([{"id": 22, "v": "a"}]))
         other.close()
-        await failing_task(lambda: other.put_async([{"id": 23, "v": "a"}]))
+        await failing_task(lambda: other.aio.put([{"id": 23, "v": "a"}]))
         writer.abort()
 
     asyncio.run(live())

@@ -25,6 +25,7 @@ from lance_memwal.rows.key_encoding import encode_composite
 from lance_memwal.rows.key_slots import KeySlots
 from lance_memwal.rows.keys import KeySet, first_of_each, key_array, last_of_each, newest_of_each
 from lance_memwal.rows.sorted_keys import find_one_sorted, find_sorted, merge_runs, searchable
+from lance_memwal.table import newest_base
 from tests.harness.profile import scaled
 from tests.kit.effort import cpu_seconds
 from tests.kit.tables import create, nothing_kept, upsert_base
@@ -459,7 +460,7 @@ def test_base_rows_are_found_by_its_scalar_index_and_without_room_for_our_own(tm
     upsert_base(
         table.uri, pa.Table.from_pylist([{"k0": key[0], "v": repr(key)} for key in keys[:6]], schema=table.schema)
     )
-    reader = Reader(NewestBase(table.base))
+    reader = Reader(NewestBase(newest_base(table)))
     for attempt in ("without an index", "with an index"):
         with nothing_kept():  # filters that Lance answers
             found = reader.lookup([key[0] for key in keys]).to_pylist()
@@ -474,7 +475,7 @@ def test_composite_base_keys_are_found_without_room_for_our_own_index(tmp_path: 
     rows = [dict(zip(names, key, strict=True)) | {"v": "x"} for key in keys[:5]]
     upsert_base(table.uri, pa.Table.from_pylist(rows, schema=table.schema))
     with nothing_kept():
-        found = Reader(NewestBase(table.base)).lookup(keys).to_pylist()
+        found = Reader(NewestBase(newest_base(table))).lookup(keys).to_pylist()
     assert sorted(found, key=repr) == sorted(rows, key=repr)
 
 

@@ -29,6 +29,7 @@ from lance_memwal.read.scan import Scan
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
+from lance_memwal.table import newest_base
 from tests.harness.profile import scaled
 from tests.kit.tables import (
     compact_all,
@@ -484,7 +485,7 @@ def put(table: mw.Table, number: int, value: str = "old", *, flush: bool = True)
 
 
 def pinned(table: mw.Table, consistency: str = "fresh") -> bytes:
-    return pickle.dumps(Reader(NewestBase(table.base)).snapshot(consistency=consistency))  # type: ignore[arg-type]
+    return pickle.dumps(Reader(NewestBase(newest_base(table))).snapshot(consistency=consistency))  # type: ignore[arg-type]
 
 
 def rows(data: bytes, table: mw.Table) -> dict[int, str]:

@@ -310,7 +310,7 @@ def test_by_cosine_nothing_is_near_a_query_without_a_direction(tmp_path: Path, s
         if stage != "memtable":
             table.compact(flush=True)
         if stage == "index":
-            table.create_index("v", "IVF_FLAT", metric="cosine")
+            table.indexes.create("v", "IVF_FLAT", metric="cosine")
         with pytest.raises(InvalidInputError, match="no direction"):
             table.search([0.0, 0.0], metric="cosine")
         assert ids(table.search([0.5, 0.0], metric="cosine")) == [2, 3]  # nor is a row without one near any query

@@ -263,7 +263,7 @@ def follow(life: SoakLife, pipe: Connection) -> None:
     """A consumer of the feed, which commits what it told, and begins at its place again after an error. It ends when it is
     killed."""
     while True:
-        consumer = life.persist(lambda: life.open().consumer(CONSUMER), pipe)
+        consumer = life.persist(lambda: life.open().consumers.open(CONSUMER), pipe)
         try:
             for batch in consumer:
                 kept = [batch.column(name).to_pylist() for name in ("id", "n", "_op")]

@@ -118,7 +118,7 @@ def test_collection_waits_for_a_query_that_is_a_consumer(uri: str) -> None:
     assert [row["id"] for row in read(feed, start, end)] == [0, 1, 2]
     feed.commit(end)
     assert feed_of(table, consumer="copy").initialOffset()["shards"] == end["shards"], "a new query goes on there"
-    assert [info.lag_entries for info in table.consumers()] == [0]
+    assert [info.lag_entries for info in table.consumers.list()] == [0]
     assert table.gc(grace_seconds=0).count("entry") > 0
     other = feed_of(table, consumer="copy")
     other.latestOffset(end, ReadAllAvailable())
@@ -251,7 +251,7 @@ def test_a_name_that_stands_inside_of_a_snapshot_is_refused_and_goes_on_after_it
     put_ids(table, 1)
     table.compact()
     put_ids(table, 2)
-    reader = table.consumer("copy", until="now")
+    reader = table.consumers.open("copy", until="now")
     batches = iter(reader)
     first = next(batches).column("id").to_pylist()
     reader.commit()
@@ -268,15 +268,15 @@ def test_a_name_that_stands_inside_of_a_snapshot_is_refused_and_goes_on_after_it
 
 def test_a_name_that_stands_inside_of_a_large_write_is_refused(uri: str) -> None:
     table = keyed(uri, 1, **FAST)
-    reader = table.consumer("copy", start="earliest", until="now")
+    reader = table.consumers.open("copy", start="earliest", until="now")
     many = range(200_000)
     put_ids(table, *many, max_entry_bytes=4096)
-    reader = table.consumer("copy", until="now")
+    reader = table.consumers.open("copy", until="now")
     assert 0 < next(iter(reader)).num_rows < len(many)
     reader.commit()
     with pytest.raises(mw.InvalidInputError, match="inside of a large write"):
         feed_of(table, consumer="copy").initialOffset()
-    table.drop_consumer("copy")
+    table.consumers.drop("copy")
     feed = feed_of(table, consumer="copy")
     start = feed.initialOffset()
     assert sorted(read_ids(feed, start, feed.latestOffset(start, ALL))) == list(many)
@@ -295,7 +295,7 @@ def test_without_failing_on_data_loss_all_that_can_be_read_is_read(uri: str) -> 
     put_ids(table, 4)
     table.compact()
     put_ids(table, 5)
-    collect_while(table, "gc.proposed", lambda: table.consumer("other", start=begin))
+    collect_while(table, "gc.proposed", lambda: table.consumers.open("other", start=begin))
     left = [n for b in table.changes(start=begin, until="now") for n in b.column("id").to_pylist()]
     assert left[-3:] == [3, 4, 5]
     lenient = feed_of(table, failOnDataLoss="false")
@@ -337,7 +337,7 @@ def test_query_that_becomes_a_consumer_during_collection_fails_at_once_or_is_nev
             came.append(read_ids(feed, offset, feed.latestOffset(offset, ALL)))
         except mw.CollectedError as error:
             assert "failOnDataLoss=false" in str(error)  # noqa: PT017 - either is right
-            assert table.consumers() == []
+            assert table.consumers.list() == []
 
     collect_while(table, point, come)
     assert bool(came) == (point == "gc.proposed")
@@ -478,7 +478,7 @@ def test_first_batch_of_a_moved_consumer_is_read_again(uri: str) -> None:
     table = keyed(uri, 1, **FAST)
     put_ids(table, 1)
     rows, end = first_batch(table, "earliest", consumer="copy")
-    reader = table.consumer("copy", until="now")
+    reader = table.consumers.open("copy", until="now")
     list(reader)
     reader.commit()
     again = feed_of(table, "earliest", consumer="copy")

@@ -594,7 +594,7 @@ def test_columns_of_the_change_feed_are_not_added(sql: Any, orders: str) -> None
 def test_version_and_timestamp_as_of(spark: Any, sql: Any, orders: str, lake: str) -> None:
     table = opened(lake, orders)
     snapshot = str(table.snapshot())
-    table.checkpoint_create("before")
+    table.checkpoints.create("before")
     sql(f"DELETE FROM {orders} WHERE id < 3")
     for version in (snapshot, "before"):
         assert sql(f"SELECT count(*) FROM {orders} VERSION AS OF '{version}' WHERE n > 1") == [(2,)]

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+import lance_memwal.spark as ms
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.time_travel import tiers_of
 from lance_memwal.lance.base import BaseTable, NewestBase
@@ -30,6 +31,7 @@ from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, pin_table, shards_of_pin
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
+from lance_memwal.table import newest_base
 from tests.harness.profile import scaled
 from tests.kit.busy_life import BusyLife, make_table
 from tests.kit.spark import VALUES, append_only, keyed
@@ -352,10 +354,10 @@ def test_a_load_as_of_a_moment_shows_what_was_there_then(spark: Any, uri: str) -
     table = keyed(uri, 2)
     put_twice(table, "first")
     table.compact()
-    version = table.base.version
+    version = newest_base(table).version
     put_twice(table, "second", flush=False)
     then, snapshot = datetime.now(UTC), table.snapshot()
-    table.checkpoint_create("before")
+    table.checkpoints.create("before")
     time.sleep(0.01)
     for number in range(3):
         put_twice(table, f"later {number}")
@@ -364,6 +366,10 @@ def test_a_load_as_of_a_moment_shows_what_was_there_then(spark: Any, uri: str) -
     assert values(spark, uri, snapshot) == values(spark, uri, then.isoformat()) == {"second"}
     table.gc(grace_seconds=0)
     assert values(spark, uri, "before") == {"second"}
+    for moment in ("before", snapshot, then):
+        shown = ms.read(spark, uri, columns=["value"], filter="value >= 'a'", as_of=moment)
+        assert (shown.columns, {row["value"] for row in shown.collect()}) == (["value"], {"second"})
+    assert ms.read(spark, uri, storage_options={"fsync": "false"}).columns == table.schema.names
     with pytest.raises(Exception, match="no checkpoint 'other'"):
         values(spark, uri, "other")
 
@@ -412,7 +418,7 @@ def test_changes_between_two_moments_have_the_rows_before_and_after(uri: str) ->
     table = keyed(uri, 1)
     with table.writer() as writer:
         writer.put({"id": [1, 2], "value": ["a", "b"]}, missing="null")
-        table.checkpoint_create("first")
+        table.checkpoints.create("first")
         writer.put({"id": [1, 3], "value": ["c", "d"]}, missing="null")
         writer.delete([2])
         end = str(table.snapshot())
@@ -438,7 +444,7 @@ def test_a_plan_that_is_read_twice_gives_the_same_rows(uri: str) -> None:
 def test_rows_before_the_columns_changed_are_shown_by_field_id(uri: str) -> None:
     table = keyed(uri, 1)
     put_value(table, [1], "a")
-    table.checkpoint_create("first")
+    table.checkpoints.create("first")
     put_value(table, [2], "b")
     table.compact()  # so that the rows before are in a version that has the old columns
     table.dataset.alter_columns({"path": "value", "name": "text"})

@@ -19,7 +19,7 @@ from lance_memwal.feed.time_travel import snapshot_of
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.outline import Hiding, outline
 from lance_memwal.read.reader import Reader
-from lance_memwal.rows.key_pack import PackedKeys
+from lance_memwal.rows.keys import PackedKeys
 from lance_memwal.spark.data_source import MemWalSource
 from lance_memwal.spark.options import PUSHED
 from lance_memwal.spark.source import TableReader

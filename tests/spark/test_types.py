@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import types as st
 
 import lance_memwal as mw
+import lance_memwal.spark as ms
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
 from lance_memwal.spark.options import CHANGE_FEED, Options
 from lance_memwal.spark.types import (
@@ -23,6 +24,7 @@ from lance_memwal.spark.types import (
     to_arrow_columns,
     to_spark_batch,
 )
+from lance_memwal.table import newest_base
 from tests.kit.blobs import blob_table, check_blob, check_blobs
 from tests.kit.key_values import OWN_KEYS
 from tests.kit.spark import VALUES, Tasks, compact_by_tasks
@@ -190,7 +192,7 @@ def test_the_feed_shows_the_sizes_of_blobs(tmp_path: Path, version: str) -> None
         writer.put([{"id": 2, "image": b"22", "n": "2"}, {"id": 3, "image": None, "n": "3"}])
         writer.delete([1])
     feed = ChangeFeed(
-        Options.parse({"path": table.uri, CHANGE_FEED: "true"}), feed_schema(table.base.columns.shown.columns)
+        Options.parse({"path": table.uri, CHANGE_FEED: "true"}), feed_schema(newest_base(table).columns.shown.columns)
     )
     start = {"shards": dict.fromkeys(feed.reportLatestOffset()["shards"], 1)}
     parts = feed.partitions(start, feed.reportLatestOffset())
@@ -229,5 +231,14 @@ def test_vectors_and_texts_are_found_from_sql(spark: Any, tmp_path: Path) -> Non
     (best,) = rows(f"SELECT * FROM {texts}")
     assert best[:2] == (1, "red tea")
     assert best[2] > 0
+    nearest = ms.search(spark, uri, [1.0, 1.0], k=2)
+    assert [tuple(row) for row in nearest.select("id", "meta", "_distance").collect()] == [
+        (2, (7,), 0.0),
+        (1, (7,), 2.0),
+    ]
+    (best,) = ms.search(spark, uri, text="tea", column="title", filter="id < 2").collect()
+    assert (best["id"], best["meta"]["a"]) == (1, 7)
+    with pytest.raises(mw.InvalidInputError):
+        ms.search(spark, uri)
     with pytest.raises(Exception, match="must be a constant"):
         rows(f"SELECT * FROM VALUES ('{uri}') t(u), LATERAL memwal_search(t.u, text => 'tea', column => 'title')")

@@ -10,7 +10,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
-from lance_memwal.log.floor import Floor
+from lance_memwal.log.shards import Floor
 from lance_memwal.store import paths
 from lance_memwal.store.local import LocalStore
 from lance_memwal.store.location import resolve

@@ -282,7 +282,11 @@ def verbs_of(reader: Any) -> dict[str, Verb]:
         "get_blob": lambda key: reader.get_blob(key, "b") is not None,
     }
     if isinstance(reader, mw.Table):
-        verbs["get_async"] = lambda key: asyncio.run(reader.get_async(key)) is not None
+
+        async def get(key: Any) -> bool:
+            return await reader.aio.get(key) is not None
+
+        verbs["aio.get"] = lambda key: asyncio.run(get(key))
     if isinstance(reader, mw.ShardWriter | mw.TableWriter):
         verbs["compare_and_set"] = lambda key: not reader.compare_and_set(key, None, None)
     return verbs
@@ -315,7 +319,8 @@ def readers(tmp_path: Path, case: Any) -> Iterator[Callable[[bool], Mapping[str,
             for one in (writer, routed):
                 one.put(row)
             if name == "sstable":
-                writer.publish(60)
+                writer.force_seal_active()
+                writer.wait_for_flush_drain(60)
                 routed.flush()
             own = next(iter(routed.shard_writers.values()))
             found |= {f"alone {name}": writer, f"shard {name}": own, f"writer {name}": routed, f"table {name}": table}
@@ -421,7 +426,8 @@ def test_a_row_with_a_blob_in_an_sstable_is_compared_without_a_base_table(tmp_pa
     schema = keyed_schema(pa.schema([pa.field("id", pa.int8(), nullable=False), BLOB, ("v", pa.string())]), ["id"])
     with mw.ShardWriter.open(str(tmp_path / "t"), schema, shard_id=uuid.uuid4(), fsync=False) as writer:
         writer.put([{"id": 1, "b": b"blob", "v": "old"}])
-        writer.publish(60)
+        writer.force_seal_active()
+        writer.wait_for_flush_drain(60)
         assert not writer.compare_and_set(1, {"b": b"other", "v": "old"}, None)
         assert writer.update([{"id": 1, "v": "new"}]).matched == 1
         assert writer.compare_and_set(1, {"b": b"blob", "v": "new"}, {"b": b"more", "v": "new"})

@@ -21,7 +21,7 @@ from lance_memwal.cli import main
 from lance_memwal.cli.exporting import PREFIX, TEXTS, TableCollector
 from lance_memwal.process.telemetry import BOUNDS, METRICS, Latencies, active
 from lance_memwal.store.metering import Recorder, price_of
-from lance_memwal.upkeep.rates import rates_between
+from lance_memwal.upkeep.stats import rates_between
 from lance_memwal.write.stats import StatsHandle
 from tests.harness.profile import scaled
 from tests.kit.effort import cpu_seconds

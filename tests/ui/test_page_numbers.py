@@ -298,7 +298,7 @@ def test_fragments_that_an_index_leaves_out_are_told(tmp_path: Path) -> None:
     table = mw.create_table(str(tmp_path / "t"), rows(0), primary_key="id")
     for number in range(1, 4):
         table.dataset.insert(rows(number))
-    table.create_index("id")
+    table.indexes.create("id")
     page = page_of(table)
     (plan,) = page.query(kind="scan", filter="id = 2")["plans"]
     base = plan["base"]

@@ -24,6 +24,7 @@ from lance_memwal.__main__ import main
 from lance_memwal.lance.manifest import DeletionFile, Fragment
 from lance_memwal.lance.optimize import crowded, index_parts
 from lance_memwal.store import paths
+from lance_memwal.table import newest_base
 from lance_memwal.upkeep.pins import pinned_versions
 from tests.harness.profile import scaled
 from tests.kit.golden_tables import POSITIONAL_VERSIONS, pylance_table
@@ -69,7 +70,7 @@ def test_one_call_leaves_one_file_one_part_per_index_and_no_garbage(tmp_path: Pa
     assert ids(mw.open_table(table.uri)) == before
     stats = table.stats()
     assert (stats.base_fragments, stats.uncompacted_generations, stats.waiting_for_indexes) == (1, 0, {})
-    assert index_parts(table.base) == {"n_btree": 1, "t_fts": 1, "v_ann": 1}
+    assert index_parts(newest_base(table)) == {"n_btree": 1, "t_fts": 1, "v_ann": 1}
     assert report.indexes == ("n_btree", "t_fts", "v_ann")
     assert (report.files_removed, report.files_added) == (19, 1)
     assert report.versions_removed > 20
@@ -89,9 +90,9 @@ def test_a_second_call_has_nothing_to_do_and_commits_nothing(tmp_path: Path) -> 
     table = table_with_indexes(tmp_path)
     fill(table, 9)
     table.maintain(versions=NOW, grace_seconds=0)
-    version, objects = table.base.version, table.stats().objects
+    version, objects = newest_base(table).version, table.stats().objects
     report = table.maintain(versions=NOW, grace_seconds=0)
-    assert (table.base.version, table.stats().objects) == (version, objects)
+    assert (newest_base(table).version, table.stats().objects) == (version, objects)
     assert (report.indexes, report.files_removed, report.versions_removed) == ((), 0, 0)
     assert report.compaction.generations == report.flushed.generations == len(report.garbage.objects) == 0
 
@@ -171,12 +172,12 @@ def test_tagged_and_young_versions_stay(tmp_path: Path) -> None:
     tagged = [int(item["version"]) for item in dataset.versions()][2]
     dataset.tags.create("keep", tagged)
     rows_then = lance.dataset(table.uri, version=tagged).count_rows()
-    assert pinned_versions(table.base) == {tagged, table.base.version}
+    assert pinned_versions(newest_base(table)) == {tagged, newest_base(table).version}
     assert table.maintain(versions=timedelta(hours=1)).versions_removed == 0
     report = table.maintain(versions=NOW)
     assert report.versions_removed > 0
     left = [int(item["version"]) for item in lance.dataset(table.uri).versions()]
-    assert left == [tagged, table.base.version]
+    assert left == [tagged, newest_base(table).version]
     assert lance.dataset(table.uri, version=tagged).to_table().num_rows == rows_then
 
 
@@ -318,10 +319,10 @@ def test_a_row_is_rewritten_a_logarithm_of_times() -> None:
 )
 def test_wrong_options_are_refused_before_anything_is_done(tmp_path: Path, wrong: Any) -> None:
     table = table_with_indexes(tmp_path)
-    version = table.base.version
+    version = newest_base(table).version
     with pytest.raises(mw.InvalidInputError):
         table.maintain(**wrong)
-    assert table.base.version == version
+    assert newest_base(table).version == version
 
 
 CHILD = """

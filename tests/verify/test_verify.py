@@ -425,7 +425,7 @@ def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if number == 0:
             table.compact()
     writer.put([{"id": 2, "v": 1}])
-    table.checkpoint_create("cp")
+    table.checkpoints.create("cp")
     writer.abort()
     assert table.verify().ok
     return place

@@ -16,6 +16,7 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
+from lance_memwal.table import newest_base
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import OnceAppender
@@ -35,7 +36,7 @@ def make(place: Path, schema: pa.Schema = SCHEMA, **options: Any) -> mw.Table:
 
 
 def appender(table: mw.Table, **options: Any) -> OnceAppender:
-    return OnceAppender(table.location, look_up=Reader(NewestBase(table.base)).stored_rows, **options)
+    return OnceAppender(table.location, look_up=Reader(NewestBase(newest_base(table))).stored_rows, **options)
 
 
 def claimed(table: mw.Table, once: OnceAppender) -> ShardClaim:

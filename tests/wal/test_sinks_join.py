@@ -30,6 +30,7 @@ from lance_memwal.read.reader import Reader
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.metering import Recorder
+from lance_memwal.table import newest_base
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter, EntryTransaction, ShardManifest, Transaction, WalEntry
 from lance_memwal.write.append_turns import AppendTurns
@@ -77,7 +78,7 @@ def entries(table: mw.Table) -> list[WalEntry]:
 
 
 def kind(table: mw.Table) -> EpochKind:
-    return look_at_epoch(table.location, manifest(table), tag=table.base.tag).kind
+    return look_at_epoch(table.location, manifest(table), tag=newest_base(table).tag).kind
 
 
 def test_sinks_share_one_epoch_and_every_entry_says_so(table: mw.Table) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal import Ack, ClosedError, FencedError, UnavailableError, WriterPoisonedError
-from lance_memwal.process.async_calls import AsyncCalls
+from lance_memwal.process.aio import Together
 from lance_memwal.write.writes import InsertedRows
 from tests.harness.profile import profile
 from tests.kit.tables import create
@@ -159,7 +159,7 @@ def row(number: int) -> dict[str, Any]:
 def test_puts_of_many_tasks_are_durable_and_share_entries(tmp_path: Path) -> None:
     async def work() -> None:
         async with open_writer(tmp_path) as writer:
-            results = await asyncio.gather(*(writer.put_async(rows([n])) for n in range(300)))
+            results = await asyncio.gather(*(writer.aio.put(rows([n])) for n in range(300)))
             assert sorted(positions_of(result).start for result in results) == list(range(300))
             assert all(result.written == 1 and not result.skipped for result in results)
             assert len(row_entries(tmp_path)) <= 3
@@ -172,10 +172,10 @@ def test_a_table_writer_routes_them_and_its_acknowledgement_can_be_awaited(tmp_p
     async def work() -> None:
         table = create(str(tmp_path / "t"), sharding=mw.Bucket("id", 4))
         async with table.writer(fsync=False) as writer:
-            results = await asyncio.gather(*(writer.put_async(row(n)) for n in range(40)))
+            results = await asyncio.gather(*(writer.aio.put(row(n)) for n in range(40)))
             assert sum(result.written for result in results) == 40
-            await asyncio.gather(*(writer.delete_async(n) for n in range(10)))
-            assert (await writer.delete_async(range(20), count=True)).matched == 10
+            await asyncio.gather(*(writer.aio.delete(n) for n in range(10)))
+            assert (await writer.aio.delete(range(20), count=True)).matched == 10
             ack = writer.put_nowait(row(1))
             await ack
             assert (ack.durable, ack.wait().written) == (True, 1)
@@ -187,7 +187,7 @@ def test_a_table_writer_routes_them_and_its_acknowledgement_can_be_awaited(tmp_p
 def test_what_is_wrong_with_one_put_is_raised_in_its_own_task(tmp_path: Path) -> None:
     async def work() -> None:
         async with open_writer(tmp_path) as writer:
-            calls = [writer.put_async(rows([1])), writer.put_async({"nothing": [1]}), writer.put_async(rows([2]))]
+            calls = [writer.aio.put(rows([1])), writer.aio.put({"nothing": [1]}), writer.aio.put(rows([2]))]
             found = await asyncio.gather(*calls, return_exceptions=True)
             assert isinstance(found[1], mw.InvalidInputError)
             assert [type(result) for result in found[::2]] == [mw.WriteResult] * 2
@@ -200,7 +200,7 @@ class PanicException(BaseException):
     """As native code raises it: no `Exception`."""
 
 
-def test_a_call_in_which_native_code_gave_up_leaves_nobody_waiting() -> None:
+def test_a_call_in_which_native_code_panics_leaves_no_task_waiting() -> None:
     class Done:
         def wait(self) -> Any:
             return "written"
@@ -213,32 +213,10 @@ def test_a_call_in_which_native_code_gave_up_leaves_nobody_waiting() -> None:
         raise PanicException("at the start")
 
     async def work() -> None:
-        calls = AsyncCalls()
-        queued = [calls.call(begin) for begin in (Done, panics, Lost, Done)]
+        together = Together()
+        queued = [together.write(begin) for begin in (Done, panics, Lost, Done)]
         found = await asyncio.wait_for(asyncio.gather(*queued, return_exceptions=True), SECONDS)
         assert [str(each) for each in found] == ["written", "at the start", "at the end", "written"]
-        calls.end()
-
-    run(work())
-
-
-def test_an_interrupt_of_whoever_ends_the_owner_leaves_nobody_waiting() -> None:
-    def interrupted() -> Any:
-        raise KeyboardInterrupt
-
-    class Begun:
-        def wait(self) -> Any:
-            raise AssertionError
-
-    async def work() -> None:
-        calls = AsyncCalls()
-        queued = [asyncio.ensure_future(calls.call(begin)) for begin in (Begun, interrupted, Begun)]
-        await asyncio.sleep(0)  # all are queued, and the loop has not made them
-        with pytest.raises(KeyboardInterrupt):
-            calls.end()
-        found = await asyncio.wait_for(asyncio.gather(*queued, return_exceptions=True), SECONDS)
-        assert all(isinstance(each, mw.UnavailableError) for each in found)
-        assert [each.ambiguous for each in found] == [True, True, False], "the last one was not begun"
 
     run(work())
 
@@ -247,11 +225,11 @@ def test_transactions_and_conditions_take_the_same_way(tmp_path: Path) -> None:
     async def work() -> None:
         table = create(str(tmp_path / "t"))
         async with table.writer(fsync=False) as writer:
-            assert not (await writer.put_async(row(1), txn=("app", 1))).skipped
-            assert (await writer.put_async(row(1), txn=("app", 1))).skipped
-            assert (await writer.put_async(row(1), if_absent=True)).written == 0
-            await writer.put_async({"id": 1, "v": 7}, missing="keep")
-            assert await table.get_async(1) == {"id": 1, "v": 7, "s": "a"}
+            assert not (await writer.aio.put(row(1), txn=("app", 1))).skipped
+            assert (await writer.aio.put(row(1), txn=("app", 1))).skipped
+            assert (await writer.aio.put(row(1), if_absent=True)).written == 0
+            await writer.aio.put({"id": 1, "v": 7}, missing="keep")
+            assert await table.aio.get(1) == {"id": 1, "v": 7, "s": "a"}
 
     run(work())
 
@@ -262,12 +240,12 @@ def test_a_loop_goes_on_while_storage_stands_still(tmp_path: Path) -> None:
     async def work() -> None:
         async with open_writer(location) as writer:
             held = store.hold("put_new", WAL)
-            putting = [asyncio.create_task(writer.put_async(rows([n]))) for n in range(20)]
+            putting = [asyncio.create_task(writer.aio.put(rows([n]))) for n in range(20)]
             while not held.reached.is_set():
                 await asyncio.sleep(0.001)
             for _ in range(20):
                 await asyncio.sleep(0.001)
-            putting.append(asyncio.create_task(writer.put_async(rows([20]))))
+            putting.append(asyncio.create_task(writer.aio.put(rows([20]))))
             await asyncio.sleep(0)
             assert not any(task.done() for task in putting)
             held.open()
@@ -284,7 +262,7 @@ def test_a_put_that_waits_for_room_does_not_stop_the_loop(tmp_path: Path) -> Non
         small = {"max_memtable_size": 2_000, "max_unflushed_memtable_bytes": 4_000}
         async with open_writer(location, **small) as writer:
             held = store.hold("put_new", "manifest")
-            putting = [asyncio.create_task(writer.put_async(rows(range(50 * n, 50 * n + 50)))) for n in range(40)]
+            putting = [asyncio.create_task(writer.aio.put(rows(range(50 * n, 50 * n + 50)))) for n in range(40)]
             while writer.backpressure_stats().total_count == 0:
                 await asyncio.sleep(0.001)
             assert not all(task.done() for task in putting)
@@ -301,7 +279,7 @@ def test_a_task_that_is_cancelled_does_not_take_its_put_back(tmp_path: Path) -> 
     async def work() -> None:
         async with open_writer(location) as writer:
             held = store.hold("put_new", WAL)
-            first, second = (asyncio.create_task(writer.put_async(rows([n]))) for n in (1, 2))
+            first, second = (asyncio.create_task(writer.aio.put(rows([n]))) for n in (1, 2))
             while not held.reached.is_set():
                 await asyncio.sleep(0.001)
             first.cancel()
@@ -317,12 +295,12 @@ def test_a_task_that_is_cancelled_does_not_take_its_put_back(tmp_path: Path) -> 
 def test_tasks_of_a_writer_that_ended_raise(tmp_path: Path, end: str, error: type[Exception]) -> None:
     async def work() -> None:
         writer = open_writer(tmp_path)
-        await writer.put_async(rows([1]))
+        await writer.aio.put(rows([1]))
         if end == "takeover":
             open_writer(tmp_path).abort()
         else:
             getattr(writer, end)()
-        found = await asyncio.gather(*(writer.put_async(rows([n])) for n in (2, 3)), return_exceptions=True)
+        found = await asyncio.gather(*(writer.aio.put(rows([n])) for n in (2, 3)), return_exceptions=True)
         assert [type(each) for each in found] == [error] * 2
         writer.abort()
 
@@ -331,21 +309,22 @@ def test_tasks_of_a_writer_that_ended_raise(tmp_path: Path, end: str, error: typ
         assert not {2, 3} & scanned(writer).keys()
 
 
-def test_nobody_waits_for_a_writer_that_ended_with_calls_in_its_queue() -> None:
-    class Closed:
-        durable = False
-        result = None
-
-        def wait(self) -> None:
-            raise mw.ClosedError("closed")
+def test_a_writer_that_is_closed_while_tasks_wait_leaves_none_waiting(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
 
     async def work() -> None:
-        calls = AsyncCalls()
-        waiting = [asyncio.create_task(calls.call(Closed)) for _ in range(3)]
-        await asyncio.sleep(0)
-        await asyncio.to_thread(calls.end)
-        found = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(error) for error in found] == [mw.ClosedError] * 3
+        writer = open_writer(location)
+        held = store.hold("put_new", WAL)
+        first = asyncio.create_task(writer.aio.put(rows([1])))
+        while not held.reached.is_set():
+            await asyncio.sleep(0.001)
+        queued = [asyncio.create_task(writer.aio.put(rows([n]))) for n in (2, 3)]
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(writer.aio.close())
+        held.open()
+        await asyncio.gather(first, closing)
+        found = await asyncio.gather(*queued, return_exceptions=True)
+        assert {type(each) for each in found} <= {ClosedError, mw.WriteResult}
 
     run(work())
 
@@ -355,7 +334,7 @@ def test_two_loops_share_a_writer(tmp_path: Path) -> None:
 
         async def work(first: int) -> None:
             for step in range(20):
-                await asyncio.gather(*(writer.put_async(rows([first + 10 * step + n])) for n in range(10)))
+                await asyncio.gather(*(writer.aio.put(rows([first + 10 * step + n])) for n in range(10)))
 
         threads = [in_thread(partial(run, work(1_000 * number))) for number in range(2)]
         for thread in threads:
@@ -369,7 +348,7 @@ def test_a_loop_that_ended_before_its_put_did_is_no_trouble(tmp_path: Path) -> N
         held = store.hold("put_new", WAL)
 
         async def leave() -> None:
-            task = asyncio.create_task(writer.put_async(rows([1])))
+            task = asyncio.create_task(writer.aio.put(rows([1])))
             while not held.reached.is_set():
                 await asyncio.sleep(0.001)
             task.cancel()
@@ -377,14 +356,14 @@ def test_a_loop_that_ended_before_its_put_did_is_no_trouble(tmp_path: Path) -> N
         run(leave())
         held.open()
         wait_for(lambda: scanned(writer) == {1: "a"})
-        run(writer.put_async(rows([2])))
+        run(writer.aio.put(rows([2])))
 
 
 def test_a_put_that_a_closed_loop_left_behind_does_not_undo_a_later_one(tmp_path: Path) -> None:
     left: list[Any] = []
 
     async def leave() -> None:
-        left.append(asyncio.ensure_future(writer.put_async(rows([1], "old"))))
+        left.append(asyncio.ensure_future(writer.aio.put(rows([1], "old"))))
 
     with open_writer(tmp_path) as writer:
         loop = asyncio.new_event_loop()
@@ -392,7 +371,7 @@ def test_a_put_that_a_closed_loop_left_behind_does_not_undo_a_later_one(tmp_path
         loop.run_until_complete(leave())  # it ends in the turn in which the put is queued
         loop.close()
         writer.put(rows([1], "new"))
-        run(writer.put_async(rows([2], "new")))
+        run(writer.aio.put(rows([2], "new")))
         assert scanned(writer) == {1: "new", 2: "new"}
 
 
@@ -401,10 +380,15 @@ def test_reads_have_an_async_form(tmp_path: Path) -> None:
         schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("vec", pa.list_(pa.float32(), 2))])
         table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id")
         async with table.writer(fsync=False) as writer:
-            await writer.put_async([{"id": n, "vec": [float(n), 0.0]} for n in range(5)])
-            assert (await table.lookup_async([1, 2])).num_rows == 2
-            assert (await table.search_async(vector=[3.1, 0.0], k=1))["id"].to_pylist() == [3]
-            assert (await table.scan(filter="id > 2").to_table_async()).num_rows == 2
+            await writer.aio.put([{"id": n, "vec": [float(n), 0.0]} for n in range(5)])
+            assert (await table.aio.lookup([1, 2])).num_rows == 2
+            assert (await table.aio.search(vector=[3.1, 0.0], k=1))["id"].to_pylist() == [3]
+            assert (await table.aio.scan(filter="id > 2")).num_rows == 2
+            assert [
+                row async for batch in table.aio.scan(order_by=["id"], limit=2) for row in batch["id"].to_pylist()
+            ] == [0, 1]
+            with pytest.raises(mw.InvalidInputError):
+                await table.aio.scan(["nothing"])
 
     run(work())
 
@@ -427,13 +411,13 @@ def test_a_loop_with_many_tasks_keeps_its_beat(tmp_path: Path) -> None:
     async def work() -> None:
         table = create(str(tmp_path / "t"))
         async with table.writer() as writer:
-            await writer.put_async(row(-1))
+            await writer.aio.put(row(-1))
             gc.collect()
             gc.freeze()
 
             async def one(number: int) -> None:
                 for step in range(puts):
-                    await writer.put_async(row(puts * number + step))
+                    await writer.aio.put(row(puts * number + step))
 
             beating = asyncio.create_task(beat())
             await asyncio.gather(*map(one, range(tasks)))
@@ -457,10 +441,10 @@ def test_calls_that_wait_have_threads_of_their_own_and_not_those_of_the_event_lo
             asyncio.get_running_loop().set_default_executor(default)
             default.submit(held.wait)  # whatever else the program does there
             try:
-                puts = [writer.put_async([row(n)]) for n in range(40)]
+                puts = [writer.aio.put([row(n)]) for n in range(40)]
                 async with asyncio.timeout(30):
                     await asyncio.gather(*puts)
-                    await writer.delete_async([0], count=True)
+                    await writer.aio.delete([0], count=True)
             finally:
                 held.set()
             names = [thread.name for thread in threading.enumerate() if thread.name.startswith("memwal-async")]

@@ -453,4 +453,4 @@ def test_readers_of_a_closed_writer_are_told_so(tmp_path: Path) -> None:
     for look in (writer.memtable_scanner, writer.active_memtable_ref, writer.in_memory_memtable_refs):
         with pytest.raises(mw.ClosedError):
             look()
-    assert writer.capture() is None
+    assert writer._live.capture() is None

@@ -334,7 +334,7 @@ def test_a_poisoned_writer_refuses_reads(tmp_path: Path) -> None:
     for look in (writer.memtable_scanner, writer.active_memtable_ref, writer.in_memory_memtable_refs):
         with pytest.raises(WriterPoisonedError):
             look()
-    assert writer.capture() is None
+    assert writer._live.capture() is None
     writer.abort()
 
 

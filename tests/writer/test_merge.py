@@ -298,11 +298,11 @@ def test_writers_that_look_nothing_up_are_refused(tmp_path: Path) -> None:
 
 def test_async_writes_keep_to_the_order(tmp_path: Path) -> None:
     async def write(writer: mw.TableWriter) -> None:
-        assert (await writer.put_async([row(1, 10)])).written == 1
-        assert (await writer.put_async([row(1, 9)])).written == 0
-        assert (await writer.delete_async([1], sequence=9)).written == 0
-        assert (await writer.delete_async({"id": [1], "ts": [11]})).written == 1
-        assert (await writer.put_async([row(1, 10)])).written == 0
+        assert (await writer.aio.put([row(1, 10)])).written == 1
+        assert (await writer.aio.put([row(1, 9)])).written == 0
+        assert (await writer.aio.delete([1], sequence=9)).written == 0
+        assert (await writer.aio.delete({"id": [1], "ts": [11]})).written == 1
+        assert (await writer.aio.put([row(1, 10)])).written == 0
 
     with make(tmp_path / "t").writer() as writer:
         asyncio.run(write(writer))

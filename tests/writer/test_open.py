@@ -252,7 +252,7 @@ def test_every_memtable_accessor_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(InvalidInputError, match="WAL-only mode"):
                 accessor()
-        assert writer.capture() is None
+        assert writer._live.capture() is None
 
 
 def test_writes_that_read_rows_are_refused(tmp_path: Path) -> None:

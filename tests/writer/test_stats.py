@@ -357,8 +357,8 @@ def test_a_writer_is_found_while_it_lives(tmp_path: Path) -> None:
     assert live.find(key(tmp_path), SHARD) is None
     writer = open_writer(tmp_path)
     spelled = resolve(f"{tmp_path}/../{tmp_path.name}/").key
-    assert live.find(key(tmp_path), SHARD) is live.find(spelled, SHARD) is writer
-    assert live.all_of(key(tmp_path)) == [writer]
+    assert live.find(key(tmp_path), SHARD) is live.find(spelled, SHARD) is writer._live
+    assert live.all_of(key(tmp_path)) == [writer._live]
     assert live.find(key(tmp_path / "other"), SHARD) is None
     writer.close()
     assert live.find(key(tmp_path), SHARD) is None
@@ -368,9 +368,9 @@ def test_a_writer_is_found_while_it_lives(tmp_path: Path) -> None:
 def test_of_several_writers_the_newest_epoch_is_found(tmp_path: Path) -> None:
     first = open_writer(tmp_path)
     second = open_writer(tmp_path)
-    assert live.find(key(tmp_path), SHARD) is second
+    assert live.find(key(tmp_path), SHARD) is second._live
     second.abort()
-    assert live.find(key(tmp_path), SHARD) is first
+    assert live.find(key(tmp_path), SHARD) is first._live
     first.abort()
 
 
@@ -392,7 +392,7 @@ def test_what_a_registered_writer_shows_is_its_capture(tmp_path: Path) -> None:
         assert capture is not None
         assert (capture.shard_id, capture.epoch) == (SHARD, writer.epoch)
         assert capture.active.num_rows == 1
-    assert writer.capture() is None
+    assert found.capture() is None
 
 
 def test_a_durable_put_is_one_request(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from lance_memwal.log.reading import list_positions
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tailer import WalTailer
 from lance_memwal.rows.blobs import shown_batch, shown_field
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.upkeep.inspect import EntryInfo, entry_info, list_entries
 

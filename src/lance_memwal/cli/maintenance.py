@@ -13,7 +13,7 @@ import typer
 from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import note, print_json, problems, rows_as_table, show, step_bars, working
 from lance_memwal.log.epochs import IDLE_SECONDS
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS
 
 _KINDS = {

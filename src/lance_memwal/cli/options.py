@@ -13,8 +13,8 @@ import typer
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.view import TableView
 from lance_memwal.rows.merging import LastWrite
-from lance_memwal.rows.typed import typed_key, typed_value
-from lance_memwal.table import Table, open_table
+from lance_memwal.rows.text_values import typed_key, typed_value
+from lance_memwal.table import Table, newest_base, open_table
 
 Uri = Annotated[str, typer.Argument(help="The table: a path, file://, s3://, gs:// or az://.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -73,7 +73,7 @@ def sequence_of(table: Table, text: str) -> Any:
 
 def key_of(table: Table, text: str) -> Any:
     """A key as typed: a value for a single key, a JSON array or object for a composite one."""
-    return typed_key(table.base.columns, text)
+    return typed_key(newest_base(table).columns, text)
 
 
 def shard_for_writing(table: Table, shard: str | None) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from lance_memwal.compact.reports import Progress as Told
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 
 GAP = 2
 _NARROWEST = 10  # columns that would be narrower are printed as one record after the other

@@ -14,7 +14,7 @@ import typer
 from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import note, print_json
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.process.extras import need
+from lance_memwal.errors import need
 from lance_memwal.ui.gate import REACHED_BY_OTHERS, bind, is_loopback
 
 _TOKEN_BYTES = 16

@@ -29,8 +29,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.changes import ChangeFeed
 from lance_memwal.feed.checkpoints import Checkpoint
 from lance_memwal.feed.consumers import Consumer
-from lance_memwal.rows.plain import to_plain
-from lance_memwal.rows.typed import typed_range, typed_vector
+from lance_memwal.rows.text_values import to_plain, typed_range, typed_vector
 
 _T = TypeVar("_T")
 
@@ -226,7 +225,7 @@ def diff(
 @checkpoints.command("list")
 def list_checkpoints(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
     """Print the checkpoints of a table."""
-    found = [_plain(checkpoint) for checkpoint in open_for(uri, storage_option).checkpoints()]
+    found = [_plain(checkpoint) for checkpoint in open_for(uri, storage_option).checkpoints.list()]
     if json:
         for item in found:
             print_json(item)
@@ -246,13 +245,13 @@ def create_checkpoint(
 ) -> None:
     """Keep this moment under a name: collection and clean-up leave what it needs."""
     lifetime = None if lifetime_days is None else timedelta(days=lifetime_days)
-    show(_plain(open_for(uri, storage_option).checkpoint_create(name, lifetime=lifetime)), as_json=json)
+    show(_plain(open_for(uri, storage_option).checkpoints.create(name, lifetime=lifetime)), as_json=json)
 
 
 @checkpoints.command("drop")
 def drop_checkpoint(uri: Uri, name: _Name, storage_option: Options = None, json: Json = False) -> None:
     """Forget a checkpoint: collection may have what only it needs."""
-    open_for(uri, storage_option).checkpoint_drop(name)
+    open_for(uri, storage_option).checkpoints.drop(name)
     show({"dropped": name}, as_json=json)
 
 
@@ -315,7 +314,7 @@ def changes(
         feed = table.changes(start=start or "earliest", until=end, columns=names, filter=where, before=before)
     else:
         begin = start or "snapshot"
-        feed = table.consumer(consumer, start=begin, until=end, columns=names, filter=where, before=before)
+        feed = table.consumers.open(consumer, start=begin, until=end, columns=names, filter=where, before=before)
     _print(feed, count, json=json)
 
 
@@ -344,10 +343,10 @@ def consumers(
     """List the named consumers of the table's changes with their lag, or drop one."""
     table = open_for(uri, storage_option)
     if drop is not None:
-        table.drop_consumer(drop)
+        table.consumers.drop(drop)
         note(f"dropped the consumer {drop}")
         return
-    found = [to_plain(info) for info in table.consumers()]
+    found = [to_plain(info) for info in table.consumers.list()]
     if json:
         rows_as_json(found)
         return

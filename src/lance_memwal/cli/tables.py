@@ -34,8 +34,8 @@ from lance_memwal.errors import InvalidInputError, MemWalError
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.rows.merging import LastWrite, Merge, merge_of_text, text_of_merge
 from lance_memwal.rows.sharding import Sharding, sharding_of_text
-from lance_memwal.rows.typed import typed_columns
-from lance_memwal.table import Table, create_table
+from lance_memwal.rows.text_values import typed_columns
+from lance_memwal.table import Table, create_table, newest_base
 from lance_memwal.table import enable as enable_table
 from lance_memwal.upkeep.tails import may_be_claimed
 
@@ -218,7 +218,7 @@ def interrupted_after() -> Iterator[None]:
 
 def say_taken_over(table: Table) -> None:
     """Tell of shards whose writer seems to be at work, before it is fenced."""
-    tag = table.base.tag
+    tag = newest_base(table).tag
     for manifest in newest_manifests(table.location):
         if not may_be_claimed(table.location, manifest, idle_seconds=_AT_WORK_SECONDS, tag=tag):
             note(

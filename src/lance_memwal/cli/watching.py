@@ -26,10 +26,10 @@ from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import GAP, as_seconds, as_size, clean, grid, print_json
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 from lance_memwal.table.looking import Look, Looker
-from lance_memwal.upkeep.rates import Rates, TableRates
 from lance_memwal.upkeep.reports import ShardStats
+from lance_memwal.upkeep.stats import Rates, TableRates
 
 _LINES_ABOVE = 10  # what is printed beside shards
 _PIPE_SHARDS = 20

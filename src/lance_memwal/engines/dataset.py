@@ -21,9 +21,9 @@ import pyarrow.dataset as ds
 
 from lance_memwal.arguments import check_number
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.lance.base import BaseTable
 from lance_memwal.read.scan import Read, Scan
 from lance_memwal.read.tiers import Consistency, Tiers
+from lance_memwal.rows.blobs import shown_field
 from lance_memwal.rows.expressions import with_sql_nulls
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.projection import checked_paths, field_at
@@ -275,8 +275,8 @@ class Readable(Protocol):
     """A table, or a view of one: it has columns, and scans."""
 
     @property
-    def base(self) -> BaseTable:
-        """The newest base version."""
+    def schema(self) -> pa.Schema:
+        """The columns as the table stores them."""
 
     def scan(self, columns: Any, filter: Any, limit: int | None = None, *, consistency: Consistency) -> Scan:  # noqa: A002
         """The live rows."""
@@ -289,7 +289,7 @@ def dataset_of(table: Readable, consistency: Consistency) -> TableDataset:
 
 def columns_of(table: Readable) -> pa.Schema:
     """The columns that scans of a table give."""
-    return table.base.columns.shown.columns
+    return pa.schema([shown_field(field) for field in table.schema])
 
 
 def _scan_of(table: Readable, consistency: Consistency, columns: Any, filter: Any) -> Scan:  # noqa: A002

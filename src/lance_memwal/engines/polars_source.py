@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.engines.dataset import Readable, columns_of
-from lance_memwal.process.extras import need
+from lance_memwal.errors import need
 from lance_memwal.read.tiers import Consistency
 from lance_memwal.rows.normal_form import no_rows
 

@@ -5,7 +5,7 @@ Owns `query`. Invariants:
 1. A query only reads what it was given: DDL, DML and statements are refused before anything runs, and no name in it is a
    file or an address.
 2. Memory of sorts, groups and joins is bounded: beyond the bound a query spills to temporary files, or fails. Text that
-   would overflow the stack is refused before DataFusion reads it (`rows.sql_bounds`). Values that functions make are not bounded.
+   would overflow the stack is refused before DataFusion reads it (`rows.sql`). Values that functions make are not bounded.
 3. An error of a table keeps its type; what DataFusion itself refuses is `InvalidInputError`.
 """
 
@@ -22,10 +22,8 @@ import pyarrow.dataset as ds
 
 from lance_memwal.arguments import check_number
 from lance_memwal.engines.dataset import Rows, TableDataset
-from lance_memwal.errors import InvalidInputError, MemWalError, is_failure, reason_of
-from lance_memwal.process.extras import need
-from lance_memwal.rows.sql import tokens_of
-from lance_memwal.rows.sql_bounds import fault_of, longest_chain
+from lance_memwal.errors import InvalidInputError, MemWalError, is_failure, need, reason_of
+from lance_memwal.rows.sql import fault_of, longest_chain, tokens_of
 
 SQL_MEMORY_BYTES: Final = 1 << 30
 _POLL_SECONDS: Final = 0.2

@@ -1,27 +1,31 @@
 """Named moments: a checkpoint keeps all that its snapshot needs until it is dropped, or its lifetime has passed.
 
-Owns `Checkpoint` and the verbs; the records are those of `lance_memwal.upkeep.checkpoint_records`. Invariants:
+Owns `Checkpoint` and the verbs, and `Moment`: a snapshot, a time, a version of the base table, or the name of a checkpoint.
+The records are those of `lance_memwal.upkeep.checkpoint_records`. Invariants:
 
 1. A checkpoint that was created is whole: the base version of its snapshot was synced, and its record written, first; and
    the floors, looked at after that, had not passed the snapshot. Otherwise the checkpoint is dropped, and created again with
    a new snapshot.
 2. A name has one meaning: it is not a snapshot, a version, a time or a word of the feed. Lance accepts it as a tag.
+3. No text names two snapshots: it is what `str(snapshot)` gave, a time of ISO 8601 with a zone, a number, or a name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
 
+from lance_memwal.arguments import described, digits_of
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError
-from lance_memwal.feed.moments import FEED_WORDS, is_plain_name
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import let_survive
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.read.rebuilt import base_of, check_whole
-from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.snapshot import Snapshot, is_snapshot_text
 from lance_memwal.store.paths import check_record_name
 from lance_memwal.store.sequenced import FEW_TRIES, attempts
 from lance_memwal.upkeep.checkpoint_records import (
@@ -31,6 +35,48 @@ from lance_memwal.upkeep.checkpoint_records import (
     read_checkpoints,
     write_checkpoint,
 )
+
+Moment: TypeAlias = Snapshot | datetime | int | str
+FEED_WORDS = ("earliest", "latest", "now", "snapshot")
+"""Where a feed may begin or end, in words: no checkpoint may be created with such a name, in any case."""
+_NUMBER = re.compile(r"[0-9]+")
+_DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a text can mean nothing but the name of a checkpoint."""
+    return not (is_snapshot_text(name) or _NUMBER.fullmatch(name) or _DATE.match(name))
+
+
+def parse_moment(moment: Moment) -> Snapshot | datetime | int | str:
+    """The moment that a caller gave; a text that is no name becomes what it means."""
+    if isinstance(moment, Snapshot | datetime) or (isinstance(moment, int) and not isinstance(moment, bool)):
+        return moment
+    if not isinstance(moment, str) or not moment:
+        raise InvalidInputError(
+            "a moment is a snapshot, the name of a checkpoint, a datetime or a version of the base table, "
+            f"not {described(moment)}"
+        )
+    if is_plain_name(moment):
+        return moment
+    if is_snapshot_text(moment):
+        return Snapshot.parse(moment)
+    if _NUMBER.fullmatch(moment):
+        version = digits_of(moment)
+        if version is None:
+            raise InvalidInputError(f"no version of the base table has such a number: {described(moment)}")
+        return version
+    try:
+        return datetime.fromisoformat(moment)
+    except ValueError:
+        raise InvalidInputError(f"not a time as in 2026-01-31T12:00:00+00:00: {described(moment)}") from None
+
+
+def milliseconds(time: datetime) -> int:
+    """A time in milliseconds since 1970; it must have a zone."""
+    if time.tzinfo is None:
+        raise InvalidInputError(f"{time.isoformat()} has no time zone: give one, as in datetime.now(timezone.utc)")
+    return int(time.timestamp() * 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,8 @@ from lance_memwal.feed.shard_changes import REMEDY
 from lance_memwal.feed.starts import Start, Until
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.commit import let_survive
-from lance_memwal.log.floor import Floor
 from lance_memwal.log.reading import list_positions
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import Floor, list_shards
 from lance_memwal.read.rebuilt import base_of, check_whole
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import PARALLEL_LOOKS
@@ -265,7 +264,7 @@ class ConsumerPlace:
         silence = timedelta(milliseconds=record.max_age_ms)
         return CollectedError(
             f"the consumer {self.name!r} has expired: it was silent for more than {silence}, and up to {missed} log entries "
-            f"that it has not seen may be gone; drop_consumer({self.name!r}), and begin again from a snapshot"
+            f"that it has not seen may be gone; consumers.drop({self.name!r}), and begin again from a snapshot"
         )
 
 
@@ -283,7 +282,7 @@ class Consumer:
         max_age: timedelta = DEFAULT_MAX_AGE,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Use `Table.consumer`."""
+        """Use `table.consumers.open`."""
         base = newest.with_index()
         self.name = name
         self._newest, self._request, self._until, self._clock = newest, request, until, clock
@@ -316,7 +315,7 @@ class Consumer:
         if not self._place.keep(found):
             raise CollectedError(
                 f"what rows were before the changes that the consumer {self.name!r} reads next is being collected: go on "
-                f"without before=True, or drop_consumer({self.name!r}) and begin again from a snapshot"
+                f"without before=True, or consumers.drop({self.name!r}) and begin again from a snapshot"
             )
         self._place.move(standing)
 

@@ -25,10 +25,10 @@ from lance_memwal.feed.changed_rows import ChangedRows, changed_rows, one_transa
 from lance_memwal.feed.cursor import Place
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.bulk_marks import is_published
-from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import is_missing, list_positions, read_run, written_ms
-from lance_memwal.log.tailer import WalTailer
+from lance_memwal.log.shards import Floor
+from lance_memwal.log.tailer import WalTailer, entry_at
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import open_sstable
@@ -94,7 +94,7 @@ class ShardChanges:
     def latest(self) -> Place:
         """The place after everything that is decided now."""
         tip = self._tailer.next_position() - 1
-        entry = self._tailer.peek(tip) if tip else None
+        entry = entry_at(self._tailer, tip) if tip else None
         if entry is not None and entry.bulk is not None and self._counts(entry) is None:
             return Place(tip - 1)
         return Place(tip)
@@ -104,7 +104,7 @@ class ShardChanges:
         part of that. `CollectedError` if nobody knows any more what was there."""
         if tip <= cursor:
             return Place(tip)
-        entry = self._tailer.peek(tip)
+        entry = entry_at(self._tailer, tip)
         if entry is None:
             raise self._collected(tip)
         return Place(tip if entry.bulk is None else tip - 1)
@@ -234,7 +234,7 @@ class ShardChanges:
                     raise
                 return  # it is there by now
         while last is None or position <= last:
-            found = self._tailer.peek(position)
+            found = entry_at(self._tailer, position)
             if found is None:
                 return
             yield found
@@ -243,7 +243,7 @@ class ShardChanges:
     def _own(self, entry: WalEntry) -> WalEntry:
         """The entry; one of another table is asked for again, by who looks whether the table is still ours."""
         if entry.writer_epoch == 0:
-            self._tailer.peek(entry.position)
+            entry_at(self._tailer, entry.position)
         return entry
 
     def _chunk(self, place: Place, entries: list[WalEntry]) -> Chunk:

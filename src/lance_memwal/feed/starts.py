@@ -17,9 +17,8 @@ from lance_memwal.arguments import described
 from lance_memwal.clock import Clock
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.changed_rows import ChangedRows, Shape
-from lance_memwal.feed.checkpoints import checkpoint_of
+from lance_memwal.feed.checkpoints import checkpoint_of, milliseconds, parse_moment
 from lance_memwal.feed.cursor import CURSOR_PREFIX, Cursor, Place
-from lance_memwal.feed.moments import milliseconds, parse_moment
 from lance_memwal.feed.shard_changes import ShardChanges
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.shards import list_shards

@@ -27,10 +27,9 @@ import pyarrow as pa
 
 from lance_memwal.clock import Clock, in_order
 from lance_memwal.errors import CollectedError, InvalidInputError, ObjectNotFoundError
-from lance_memwal.feed.checkpoints import checkpoint_of
+from lance_memwal.feed.checkpoints import Moment, checkpoint_of, milliseconds, parse_moment
 from lance_memwal.feed.cursor import Place
 from lance_memwal.feed.diff import diff_tiers
-from lance_memwal.feed.moments import Moment, milliseconds, parse_moment
 from lance_memwal.feed.shard_changes import REMEDY, ShardChanges
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.damage import version_times

@@ -135,30 +135,6 @@ class ShardManifestStore:
         self._sighting = replace(sighting, is_trusted=True) if is_newest else None
         return is_newest
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether so many versions were listed that two small requests answer faster than a listing."""
-        return self._listed > _MANY_VERSIONS
-
-    @property
-    def sighted(self) -> ObjectMeta | None:
-        """The object of the version that was looked at last, if there was no other since; no request."""
-        sighting = self._sighting
-        return None if sighting is None else sighting.seen
-
-    def sight(self, manifest: ShardManifest) -> ObjectMeta | None:
-        """Look at a version that `check_fenced` gave, or, in a store that only reads, `read_latest`.
-
-        Once `is_newest` has confirmed it, two requests say that it is still so. Returns the object; None if it is gone.
-        """
-        try:
-            seen = self.location.store.head(paths.manifest_path(self.shard_id, manifest.version))
-        except ObjectNotFoundError:  # collected: there is a newer one
-            self._sighting = None
-            return None
-        self._sighting = _Sighting(manifest, seen)
-        return seen
-
     def _is_unmoved(self, sighting: _Sighting) -> bool:
         version, store = sighting.manifest.version, self.location.store
         try:
@@ -194,23 +170,6 @@ class ShardManifestStore:
     def read_latest(self) -> ShardManifest | None:
         """The newest version, or None for a shard that nobody claimed yet."""
         return self._read_newest(self._read_once)
-
-    def read_again(self) -> ShardManifest | None:
-        """As `read_latest`, for a store that only reads, and asks often.
-
-        Where many versions are listed, one that was the newest is looked at: two small requests, however many there are.
-        """
-        known = self._trusted()
-        if known is not None:
-            return known
-        latest = self.read_latest()
-        if latest is not None and self.is_crowded:
-            sighting = self._sighting
-            if sighting is None or sighting.manifest is not latest:
-                self.sight(latest)
-            else:  # this listing has shown it as the newest, after it was looked at
-                self._sighting = replace(sighting, is_trusted=True)
-        return latest
 
     def _read_once(self, version: int) -> ShardManifest:
         """One version; the newest is never collected and never changes, so the last one read need not be read again."""
@@ -370,3 +329,48 @@ class ShardManifestStore:
             self.location.store_once.put(paths.manifest_hint_path(self.shard_id), encode_hint(version))
         except MemWalError as error:
             _LOG.debug("version hint not written [shard=%s]: %s", self.shard_id, error)
+
+
+class SightedManifests(ShardManifestStore):
+    """A store that remembers which version it looked at last: two requests then say whether that is still the newest."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many versions were listed that two small requests answer faster than a listing."""
+        return self._listed > _MANY_VERSIONS
+
+    @property
+    def sighted(self) -> ObjectMeta | None:
+        """The object of the version that was looked at last, if there was no other since; no request."""
+        sighting = self._sighting
+        return None if sighting is None else sighting.seen
+
+    def sight(self, manifest: ShardManifest) -> ObjectMeta | None:
+        """Look at a version that `check_fenced` gave, or, in a store that only reads, `read_latest`.
+
+        Once `is_newest` has confirmed it, two requests say that it is still so. Returns the object; None if it is gone.
+        """
+        try:
+            seen = self.location.store.head(paths.manifest_path(self.shard_id, manifest.version))
+        except ObjectNotFoundError:  # collected: there is a newer one
+            self._sighting = None
+            return None
+        self._sighting = _Sighting(manifest, seen)
+        return seen
+
+    def read_again(self) -> ShardManifest | None:
+        """As `read_latest`, for a store that only reads, and asks often.
+
+        Where many versions are listed, one that was the newest is looked at: two small requests, however many there are.
+        """
+        known = self._trusted()
+        if known is not None:
+            return known
+        latest = self.read_latest()
+        if latest is not None and self.is_crowded:
+            sighting = self._sighting
+            if sighting is None or sighting.manifest is not latest:
+                self.sight(latest)
+            else:  # this listing has shown it as the newest, after it was looked at
+                self._sighting = replace(sighting, is_trusted=True)
+        return latest

@@ -7,22 +7,29 @@ Owns the reads that writers, readers, feeds and maintenance share. Invariants:
 3. An entry of another table (RFC 0004) takes its position and says nothing: it is a mark, and what lies above a missing
    position counts only if it is ours.
 4. Transactions are those of the newest whole map and of all entries above it.
+5. `with_texts` makes texts of the JSON of many entries together: Lance converts a thousand values at the price of one. It reads
+   ahead a bounded number of entries and bytes, and keeps JSON that cannot be converted: adapting the rows reports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
 
+import pyarrow as pa
+
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
-from lance_memwal.errors import CorruptDataError, ObjectNotFoundError
+from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.log.blob_targets import with_blobs
 from lance_memwal.log.entry import EntryDecoder, decode_entry
 from lance_memwal.log.footer import decode_footer
 from lance_memwal.log.transactions import ShardTime, TransactionMap, is_whole
+from lance_memwal.rows.json_values import decoded, holds_json, is_json_bytes, texts_field
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import EntryFooter, ShardManifest, WalEntry
@@ -251,3 +258,49 @@ def written_ms(location: Location, shard_id: str, position: int, footer: EntryFo
         return location.store.head(paths.wal_entry_path(shard_id, position)).modified_ms
     except ObjectNotFoundError:
         return None
+
+
+_AT_ONCE = 512
+_AT_ONCE_BYTES = 1 << 20
+_Item: TypeAlias = tuple[int, WalEntry]
+
+
+def with_texts(items: Iterable[_Item], schema: TableSchema) -> Iterator[_Item]:
+    """Entries with their generations, JSON columns as texts; those of a table without JSON as they are."""
+    if not any(holds_json(column.type) for column in schema.columns):
+        yield from items
+        return
+    waiting: list[_Item] = []
+    size_bytes = 0
+    for item in items:
+        waiting.append(item)
+        size_bytes += sum(batch.nbytes for batch in item[1].batches)
+        if len(waiting) >= _AT_ONCE or size_bytes >= _AT_ONCE_BYTES:
+            yield from _converted(waiting)
+            waiting, size_bytes = [], 0
+    yield from _converted(waiting)
+
+
+def _converted(items: list[_Item]) -> list[_Item]:
+    batches = [list(entry.batches) for _, entry in items]
+    places = [
+        (number, at, column)
+        for number, listed in enumerate(batches)
+        for at, batch in enumerate(listed)
+        for column, field in enumerate(batch.schema)
+        if is_json_bytes(field)
+    ]
+    if not places:
+        return items
+    stored = [batches[number][at].column(column) for number, at, column in places]
+    try:
+        texts = decoded(pa.concat_arrays([array.cast(pa.large_binary()) for array in stored]))
+    except InvalidInputError:
+        return items
+    start = 0
+    for (number, at, column), array in zip(places, stored, strict=True):
+        batch = batches[number][at]
+        field = texts_field(batch.schema.field(column))
+        batches[number][at] = batch.set_column(column, field, texts.slice(start, len(array)))
+        start += len(array)
+    return [(g, replace(entry, batches=tuple(b))) for (g, entry), b in zip(items, batches, strict=True)]

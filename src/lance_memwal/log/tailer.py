@@ -71,11 +71,11 @@ class WalTailer:
         although the log goes on above it, `UnsupportedFormatError` if it is whole but not understood.
         """
         check_number("position", position, least=1)
-        entry = self.peek(position)
+        entry = self._peek(position)
         if entry is not None:
             return entry
         above = [p for p in list_positions(self.location, self.shard_id) if p > position]
-        entry = self.peek(position)  # it may have come since the first look; if others lie above it, it must have
+        entry = self._peek(position)  # it may have come since the first look; if others lie above it, it must have
         if entry is not None:
             return entry
         cursor = self._cursor()  # read last: what was collected before the second look is covered by this one
@@ -107,7 +107,7 @@ class WalTailer:
         waits = 0
         while not stopped():
             # Whether a missing entry is the tip takes several calls to say; while waiting there, one is enough to see it.
-            entry = self.peek(position) if waits % _WAITS_PER_LOOK else self.read_entry(position)
+            entry = self._peek(position) if waits % _WAITS_PER_LOOK else self.read_entry(position)
             if entry is not None:
                 yield entry
                 position, waits = position + 1, 0
@@ -118,8 +118,7 @@ class WalTailer:
             else:
                 self._clock.sleep(poll_seconds)
 
-    def peek(self, position: int) -> WalEntry | None:
-        """The entry at `position` if it is there now; None does not say why it is not."""
+    def _peek(self, position: int) -> WalEntry | None:
         path = paths.wal_entry_path(self.shard_id, position)
         try:
             data = self.location.store.get(path)
@@ -162,3 +161,8 @@ class WalTailer:
     def _cursor(self) -> int:
         latest = self._manifests.read_latest()
         return 0 if latest is None else latest.replay_after_wal_entry_position
+
+
+def entry_at(tailer: WalTailer, position: int) -> WalEntry | None:
+    """Return the entry at `position` if it is there now; None does not say why it is not."""
+    return tailer._peek(position)

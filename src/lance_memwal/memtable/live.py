@@ -36,8 +36,8 @@ class LiveShard(Protocol):
         ...
 
     @property
-    def is_writing(self) -> bool:
-        """Whether it takes writes."""
+    def writer(self) -> Any:
+        """The public writer; None if it takes no writes."""
         ...
 
     def capture(self) -> InMemoryMemTables | None:
@@ -152,13 +152,14 @@ def keepers_of(table_key: str) -> list[Keeper]:
 def writer_of(table_key: str, shard_id: str, epoch: int) -> Callable[[Callable[[Any], T]], T] | None:
     """What calls a function with the writer of this process that owns the shard under this epoch or a later one, if any."""
     found = find(table_key, shard_id)
-    if found is not None and found.epoch >= epoch and found.is_writing:
-        return partial(_called, found)
+    writer = None if found is None or found.epoch < epoch else found.writer
+    if writer is not None:
+        return partial(_called, writer)
     keeper = next((each for each in keepers_of(table_key) if each.keeps(shard_id, epoch)), None)
     return None if keeper is None else partial(keeper.write, shard_id)
 
 
-def _called(writer: LiveShard, call: Callable[[Any], T]) -> T:
+def _called(writer: Any, call: Callable[[Any], T]) -> T:
     return call(writer)
 
 

@@ -1,8 +1,8 @@
 """This process: what runs beside the callers, how callers wait, and what a forked child may do.
 
 `background` is the one small set of threads of all writers. `waiting` lets callers wait in a way that an interrupt or a
-signal handler cannot break, `turns` lets one caller at a time have its turn, and `async_calls` makes the calls of event
-loops. `held` keeps something open while it is used. `forking` closes in a child what belongs to its
+signal handler cannot break, `turns` lets one caller at a time have its turn, and `aio` makes coroutines
+of calls that wait. `held` keeps something open while it is used. `forking` closes in a child what belongs to its
 parent. `deadline` bounds every wait, `cache` what the process keeps of tables. `telemetry` tells OpenTelemetry, and `extras`
 what to install where a library is missing.
 """

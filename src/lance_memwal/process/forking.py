@@ -28,18 +28,19 @@ class Owner(Protocol):
         ...
 
 
-_owners: dict[int, weakref.ref[Owner]] = {}
+_orphans: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
 _hooks: dict[Callable[[], None], None] = {}
 _is_told = False
 _is_used = False
 _is_lost = False
 
 
-def close_in_child(owner: Owner) -> None:
-    """Let `owner` be closed in every child that is forked from now on."""
+def close_in_child(owner: Owner | Callable[[], None]) -> None:
+    """Close `owner`, by its `orphan` or by the bound method that is given, in every child that is forked from now on."""
     _be_told()
-    key = id(owner)
-    _owners[key] = weakref.ref(owner, lambda _: _owners.pop(key, None))
+    orphan = owner if callable(owner) else owner.orphan
+    key = id(getattr(orphan, "__self__", orphan))
+    _orphans[key] = weakref.WeakMethod(orphan, lambda _: _orphans.pop(key, None))
 
 
 def run_in_child(hook: Callable[[], None]) -> None:
@@ -75,7 +76,7 @@ def _in_child() -> None:
     _is_lost = _is_lost or _is_used
     for hook in list(_hooks):
         hook()
-    owners = [owner for ref in list(_owners.values()) if (owner := ref()) is not None]
-    _owners.clear()
-    for owner in owners:
-        owner.orphan()
+    orphans = [orphan for ref in list(_orphans.values()) if (orphan := ref()) is not None]
+    _orphans.clear()
+    for orphan in orphans:
+        orphan()

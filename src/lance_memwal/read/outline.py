@@ -25,8 +25,7 @@ from lance_memwal.read.merge import row_width
 from lance_memwal.read.rebuilt import IsPinned, of_each_shard
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
 from lance_memwal.read.tail_rows import TailKeys, tail_keys
-from lance_memwal.rows.key_pack import PackedKeys
-from lance_memwal.rows.keys import KeySet, concat_keys
+from lance_memwal.rows.keys import KeySet, PackedKeys, concat_keys
 from lance_memwal.sstable.fold import size_of
 from lance_memwal.sstable.read import open_sstable
 from lance_memwal.store import paths

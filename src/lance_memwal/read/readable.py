@@ -1,6 +1,7 @@
 """The read verbs of a table, a view of it, a table writer and a shard writer.
 
-Entry points: `Readable` has the verbs, `WholeTable` adds those that read all rows. A class that offers them says in `_capture`
+Entry points: `Readable` has the verbs, `WholeTable` adds those that read all rows, and `ReadableAio` has the
+coroutines. A class that offers them says in `_capture`
 which tiers a read sees.
 
 Invariants:
@@ -22,10 +23,11 @@ import pyarrow as pa
 from lance_memwal.arguments import check_flag
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import Metric
+from lance_memwal.process.aio import Aio, waits
 from lance_memwal.process.telemetry import spanned
 from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob
 from lance_memwal.read.lookup import UNDECIDED, LookupKeys, Undecided, find_row, lookup_rows
-from lance_memwal.read.scan import Pickled, Read, Scan
+from lance_memwal.read.scan import Pickled, Read, Scan, scans
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.tiers import Consistency, MemTables, Tiers, with_restarts
 from lance_memwal.rows.filter import FilterLike
@@ -243,6 +245,18 @@ class WholeTable(Readable):
     def to_pandas(self) -> Any:
         """Return all live rows as a pandas frame, in memory."""
         return self.scan().to_pandas()
+
+
+class ReadableAio(Aio):
+    """The read verbs as coroutines; `scan` is awaited for a table, or iterated over with `async for`."""
+
+    __slots__ = ()
+    scan = scans(Readable.scan)
+    get = waits(Readable.get)
+    lookup = waits(Readable.lookup)
+    search = waits(Readable.search)
+    count_rows = waits(Readable.count_rows)
+    get_blob = waits(Readable.get_blob)
 
 
 def _search_columns(

@@ -23,9 +23,9 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
-from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import is_missing
+from lance_memwal.log.shards import Floor
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
 from lance_memwal.read.tail_rows import tail_memtables
 from lance_memwal.read.tiers import PARALLEL_LOOKS, PARALLEL_READS, ShardView, Tiers, missing_is_collected

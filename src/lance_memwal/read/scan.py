@@ -11,18 +11,17 @@ Owns `Read`, what a caller wants to read, and the public `Scan`. Invariants:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from lance_memwal.arguments import check_choice, check_flag, check_number
-from lance_memwal.errors import InvalidInputError
-from lance_memwal.process.extras import need
+from lance_memwal.errors import InvalidInputError, need
+from lance_memwal.process.aio import Aio, in_thread
 from lance_memwal.process.telemetry import spanned
 from lance_memwal.read.count import live_rows_of
 from lance_memwal.read.merge import BaseRead, Merge, Projection
@@ -33,6 +32,7 @@ from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.projection import checked_paths
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Pickled: TypeAlias = Callable[["Read"], tuple[Any, ...]]
 _BATCH_ROWS = 1 << 16
 
@@ -184,10 +184,6 @@ class Scan:
 
         return with_restarts(self._capture, read, self._snapshot)
 
-    async def to_table_async(self) -> pa.Table:
-        """The rows as a table, without a wait of the event loop."""
-        return await asyncio.to_thread(self.to_table)
-
     def to_pandas(self) -> Any:
         """The rows as a pandas frame (pandas must be installed)."""
         need("pandas", "pandas", "a pandas frame")
@@ -218,6 +214,32 @@ class Scan:
     def __repr__(self) -> str:
         shards = len(self._snapshot.shards)
         return f"Scan(columns={list(self._projection.columns)}, filter={self._filter}, shards={shards})"
+
+
+class AsyncScan:
+    """A scan for an event loop: await it for a table, or iterate over its batches with `async for`."""
+
+    def __init__(self, begin: Callable[[], Scan]) -> None:
+        """`begin` starts the scan; it is called in a thread."""
+        self._begin = begin
+
+    def __await__(self) -> Generator[Any, None, pa.Table]:
+        return in_thread(lambda: self._begin().to_table()).__await__()
+
+    async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        batches = await in_thread(lambda: self._begin().to_batches())
+        while (batch := await in_thread(partial(next, batches, None))) is not None:
+            yield batch
+
+
+def scans(verb: Callable[Concatenate[Any, P], Scan]) -> Callable[Concatenate[Any, P], AsyncScan]:
+    """Make an `AsyncScan` of a verb that scans."""
+
+    @wraps(verb)
+    def call(self: Aio, /, *args: P.args, **options: P.kwargs) -> AsyncScan:
+        return AsyncScan(self._bound(verb, *args, **options))
+
+    return call
 
 
 def _unordered(merge: Merge, order: Order, count: int | None) -> Iterator[pa.RecordBatch]:

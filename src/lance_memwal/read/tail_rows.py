@@ -16,9 +16,8 @@ from functools import partial
 import pyarrow as pa
 
 from lance_memwal.errors import CollectedError
-from lance_memwal.log.json_texts import with_texts
 from lance_memwal.log.manifest_codec import unknown_fields
-from lance_memwal.log.reading import read_run, read_tail
+from lance_memwal.log.reading import read_run, read_tail, with_texts
 from lance_memwal.log.tail import unflushed
 from lance_memwal.log.understood import KnownColumns, warn_unknown
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, MemTable

@@ -41,7 +41,7 @@ from lance_memwal.errors import (
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
-from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest import SightedManifests
 from lance_memwal.log.reading import tail_end
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tail import settled
@@ -174,15 +174,15 @@ class TierSource:
         self.location = base.location
         self._newest = base
         self._clock = clock
-        self._manifests: dict[str, ShardManifestStore] = {}
+        self._manifests: dict[str, SightedManifests] = {}
         self._origin = base.known.origin
         self._base_lookup = BaseLookup()
 
-    def manifests(self, shard_id: str) -> ShardManifestStore:
+    def manifests(self, shard_id: str) -> SightedManifests:
         """The manifests of one shard."""
         found = self._manifests.get(shard_id)
         if found is None:
-            found = self._manifests[shard_id] = ShardManifestStore(self.location, shard_id, clock=self._clock)
+            found = self._manifests[shard_id] = SightedManifests(self.location, shard_id, clock=self._clock)
         return found
 
     def base(self, looked_at: BaseTable | None = None) -> BaseTable:
@@ -290,7 +290,7 @@ class TierSource:
             return ShardView(manifest, memtables.ascending)
         return settled(manifests, manifest, partial(self._tail, base), self._clock)
 
-    def _followed(self, manifests: ShardManifestStore, base: BaseTable) -> ShardView | None:
+    def _followed(self, manifests: SightedManifests, base: BaseTable) -> ShardView | None:
         """The shard as it was when it was last read, with what came since; None if it must be captured anew.
 
         That the manifest is still the newest shows afterwards, as if it had been read again just before.

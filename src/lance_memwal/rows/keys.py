@@ -6,11 +6,14 @@ single key column in the form that is compared, or the order-preserving encoding
 1. Membership and uniqueness are exact, never probabilistic: a code proposes a key, which is then compared.
 2. A `KeySet` is built once and asked per batch: nothing that grows with the set is rebuilt per batch.
 3. The check for unique keys holds eight bytes per row in memory, and the keys whose hashes repeat; never all rows.
+4. `PackedKeys` holds keys in few bytes, for plans that travel: of sorted integers only the steps, compressed. Unpacking gives
+   every key once, in no order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.ipc_frames import stream_of
 from lance_memwal.rows.key_encoding import (
     comparable,
     encode_composite,
@@ -273,3 +277,56 @@ def _refuse_equal_keys(suspects: list[pa.RecordBatch], key: Sequence[str]) -> No
 def _listed(rows: list[dict[str, Any]]) -> str:
     texts = (repr(next(iter(row.values())) if len(row) == 1 else tuple(row.values())) for row in rows[:_SHOWN])
     return ", ".join(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…" for text in texts)
+
+
+_CODEC = "zstd"
+_NAME = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKeys:
+    """A set of keys of one type. `first` is None where they are no integers."""
+
+    kind: pa.DataType
+    count: int
+    first: int | None
+    step_bytes: int
+    data: bytes
+
+    @classmethod
+    def of(cls, keys: pa.Array) -> PackedKeys:
+        """All of `keys`, some of which may be there twice."""
+        numbers = as_numbers(keys) if pa.types.is_integer(keys.type) else None
+        return cls._of_values(keys.unique()) if numbers is None or not len(numbers) else cls._of_numbers(keys, numbers)
+
+    @classmethod
+    def _of_numbers(cls, keys: pa.Array, numbers: npt.NDArray[np.generic]) -> PackedKeys:
+        distinct = np.unique(numbers)
+        wide = distinct.astype(np.uint64 if distinct.dtype.kind == "u" else np.int64).view(np.uint64)
+        steps = np.diff(wide)  # modulo 2^64, so that the widest range is one, too
+        narrow = steps.astype(np.min_scalar_type(int(steps.max()) if len(steps) else 0))
+        data = pa.compress(narrow.tobytes(), codec=_CODEC, asbytes=True)
+        return cls(keys.type, len(distinct), int(distinct[0]), narrow.dtype.itemsize, data)
+
+    @classmethod
+    def _of_values(cls, keys: pa.Array) -> PackedKeys:
+        batch = pa.RecordBatch.from_arrays([keys], [_NAME])
+        data = stream_of(batch.schema, [batch], compression=_CODEC)
+        return cls(keys.type, len(keys), None, 0, data.to_pybytes())
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that travel."""
+        return len(self.data)
+
+    def unpack(self) -> pa.Array:
+        """The keys."""
+        if self.first is None:
+            with pa.ipc.open_stream(self.data) as reader:
+                return reader.read_all().column(_NAME).combine_chunks()
+        size = (self.count - 1) * self.step_bytes
+        raw = pa.decompress(self.data, decompressed_size=size, codec=_CODEC, asbytes=True) if size else b""
+        steps = np.frombuffer(raw, dtype=f"u{self.step_bytes}").astype(np.uint64)
+        wide = np.concatenate([np.array([self.first % (1 << 64)], np.uint64), steps]).cumsum(dtype=np.uint64)
+        signed = pa.types.is_signed_integer(self.kind)
+        return pa.array(wide.view(np.int64) if signed else wide).cast(self.kind)

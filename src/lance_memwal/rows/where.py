@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from lance_memwal.arguments import described
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.sql import literal_text, parts_of, unquoted
-from lance_memwal.rows.sql_bounds import Token
+from lance_memwal.rows.sql import Token, literal_text, parts_of, unquoted
 
 _COMPARISONS = frozenset({"=", "<>", "!=", "<", "<=", ">", ">=", "like", "ilike"})
 

@@ -24,7 +24,7 @@ from lance_memwal.feed.cursor import Cursor
 from lance_memwal.feed.starts import Shards, cursor_of
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
-from lance_memwal.table import Table, open_table
+from lance_memwal.table import Table, newest_base, open_table
 
 _ADDED = st.StructType(
     [
@@ -52,7 +52,7 @@ def changelog_schema(table: pa.Schema, columns: Sequence[str] | None = None) -> 
 
 def changelog_ends(table: Table, start: str, until: str | None) -> tuple[Cursor, Cursor]:
     """The cursors between which the changes lie; without an end, up to now."""
-    base = table.base
+    base = newest_base(table)
     shards = Shards(base, Shape(base.columns, table.primary_key or None, None), SYSTEM_CLOCK)
     end = cursor_of("until", "now" if until is None else until, shards)
     return cursor_of("start", start, shards), end

@@ -32,7 +32,7 @@ from lance_memwal.spark.rows import WritePlan
 from lance_memwal.spark.sink import BatchSink, StreamSink
 from lance_memwal.spark.source import TableReader
 from lance_memwal.spark.types import struct_type
-from lance_memwal.table import Table, open_table
+from lance_memwal.table import Table, newest_base, open_table
 
 
 class MemWalSource(DataSource):
@@ -136,7 +136,7 @@ class ChangesSource(DataSource):
         """The table's columns, or those of the option `columns`, and what there is to know of a change."""
         if self._options.changes_from is None:
             return _feed_schema(self._options)
-        return changelog_schema(_table_of(self._options).base.columns.shown.columns, self._options.columns)
+        return changelog_schema(newest_base(_table_of(self._options)).columns.shown.columns, self._options.columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The change feed."""

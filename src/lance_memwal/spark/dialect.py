@@ -25,8 +25,7 @@ import pyarrow as pa
 
 from lance_memwal.arguments import described
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.sql import literal_text, parse, quoted, tokens_of, unquoted
-from lance_memwal.rows.sql_bounds import Token
+from lance_memwal.rows.sql import Token, literal_text, parse, quoted, tokens_of, unquoted
 from lance_memwal.spark.face.predicates import is_exact
 from lance_memwal.spark.options import found, resolved
 

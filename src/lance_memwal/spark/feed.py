@@ -59,7 +59,7 @@ def offset_of(cursor: Cursor) -> Offset:
         what = "its first snapshot" if cursor.rows else "a large write"
         raise InvalidInputError(
             f"the consumer of this query is inside of {what}, where a Spark query cannot continue; read and commit with "
-            "Table.consumer up to the end of it, give the query another consumer, or drop this one with Table.drop_consumer"
+            "table.consumers.open up to the end of it, give the query another consumer, or drop this one with consumers.drop"
         )
     shards = {shard_id: place.position + 1 for shard_id, place in cursor.shards.items()}
     return {"shards": shards, "table": cursor.table, "initial": str(cursor)}

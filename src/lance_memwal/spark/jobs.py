@@ -27,7 +27,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.epochs import IDLE_SECONDS
 from lance_memwal.spark.distributed import distributed_compactor, is_big
 from lance_memwal.spark.stages import Job
-from lance_memwal.table import open_table
+from lance_memwal.table import newest_base, open_table
 from lance_memwal.upkeep.maintain import (
     DEFAULT_VERSIONS,
     IndexUpkeep,
@@ -165,7 +165,7 @@ def maintain(
     """
     check_maintenance(indexes, base_files, versions, grace_seconds)
     options = dict(storage_options or {})
-    base = open_table(uri, storage_options=options).base
+    base = newest_base(open_table(uri, storage_options=options))
     flushed = flush(spark, uri, idle_seconds=claimable_after_seconds(base), storage_options=options)
     compaction = compact(spark, uri, storage_options=options)
 

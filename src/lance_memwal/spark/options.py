@@ -10,12 +10,11 @@ Owns `Options`, `resolved` and `found`. Invariants:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lance_memwal.arguments import check_column, described, digits_of
+from lance_memwal.arguments import check_column, described, digits_of, suggestion
 from lance_memwal.errors import InvalidInputError
 
 
@@ -158,9 +157,7 @@ def told_by(session: Any) -> dict[str, str]:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _NAMES, n=1)
-    hint = f"; did you mean {_NAMES[near[0]]!r}?" if near else f"; known: {', '.join(sorted(_NAMES.values()))}"
-    return f"unknown option {name!r}{hint}"
+    return f"unknown option {name!r}{suggestion(name, _NAMES.values())}"
 
 
 def _text(name: str, value: str) -> str:

@@ -24,7 +24,7 @@ from lance_memwal.rows.keys import KeySet
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.spark.options import Options
 from lance_memwal.store.location import resolve
-from lance_memwal.table import open_table
+from lance_memwal.table import newest_base, open_table
 from lance_memwal.upkeep.pins import is_pinned
 
 _kept: deque[tuple[str, Snapshot, Tiers, KeySet | None]] = deque(maxlen=2)
@@ -42,9 +42,9 @@ def pin_table(options: Options) -> Pin:
     """The table as it is now, or was at the moment that the option `asOf` names."""
     table = open_table(options.path, storage_options=options.storage_options)
     if options.as_of is not None:
-        snapshot = snapshot_of(table.base, options.as_of)
+        snapshot = snapshot_of(newest_base(table), options.as_of)
     else:
-        snapshot = Reader(NewestBase(table.base)).snapshot(options.filter, consistency=options.consistency)
+        snapshot = Reader(NewestBase(newest_base(table))).snapshot(options.filter, consistency=options.consistency)
     return Pin(snapshot, base_of(table.location, snapshot).columns.shown)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from lance_memwal.spark.dialect import as_spark_reads
 from lance_memwal.spark.options import Options, resolved
 from lance_memwal.spark.pin import pin_table
-from lance_memwal.table import open_table
+from lance_memwal.table import newest_base, open_table
 
 
 def resolved_options(options: Options) -> Options:
@@ -32,4 +32,4 @@ def columns_of(options: Options) -> pa.Schema:
     """The columns that readers see of the table that these options name."""
     if options.as_of is not None:
         return pin_table(replace(options, filter=None)).schema.columns
-    return open_table(options.path, storage_options=options.storage_options).base.columns.shown.columns
+    return newest_base(open_table(options.path, storage_options=options.storage_options)).columns.shown.columns

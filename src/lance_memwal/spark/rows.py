@@ -38,7 +38,7 @@ from lance_memwal.rows.sharding import Sharding, sharding_of_text
 from lance_memwal.spark.dialect import as_spark_reads
 from lance_memwal.spark.options import Operation, Options, found, refuse_doubles
 from lance_memwal.spark.types import arrow_type, refuse_time_casts, to_arrow_columns
-from lance_memwal.table import Table
+from lance_memwal.table import Table, newest_base
 from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.changes import Terms
 
@@ -158,7 +158,7 @@ class WritePlan:
     @classmethod
     def make(cls, table: Table, frame: st.StructType, options: Options) -> WritePlan:
         """The plan, or `InvalidInputError` saying what of the DataFrame does not fit the table."""
-        base = table.base
+        base = newest_base(table)
         base.need_details()
         key = base.primary_key
         _check_definition(base, options)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.table.table import Table
-from lance_memwal.upkeep.rates import Rates, TableRates, rates_between
 from lance_memwal.upkeep.reports import ShardStats, TableStats
+from lance_memwal.upkeep.stats import Rates, TableRates, rates_between
 
 
 @dataclass(frozen=True, slots=True)

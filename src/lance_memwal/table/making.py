@@ -1,6 +1,7 @@
 """New tables, and a write path for tables that are there.
 
-Owns `create_table` and `enable`; what they do is in `lance_memwal.create`.
+Owns `create_table`, `enable` and `from_lancedb`; what they do is in `lance_memwal.create`. A table of LanceDB is a Lance table
+in a directory: nothing is copied, and both libraries use it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import lance
 
+from lance_memwal.arguments import check_names
 from lance_memwal.config import WriterConfig
 from lance_memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
 from lance_memwal.errors import InvalidInputError
@@ -101,3 +103,33 @@ def _made(base: BaseTable) -> Table:
     """The table, which survives power loss from now on, unless its settings say that nothing has to."""
     let_survive(base)
     return Table(base.location, base)
+
+
+def from_lancedb(
+    table: Any,
+    *,
+    primary_key: str | Sequence[str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    **choices: Any,
+) -> Table:
+    """The table of LanceDB as one of ours; if it has no write path yet, it gets one, as `enable` makes it.
+
+    `primary_key` and `choices` are those of `enable`. The options of the object store are those that the table was opened
+    with, unless others are given. Tables of LanceDB Cloud are on a server, and refused.
+    """
+    uri = getattr(table, "uri", None)
+    if not isinstance(uri, str) or not hasattr(table, "to_lance"):
+        raise InvalidInputError(f"give a table of a LanceDB directory or bucket, not {type(table).__name__}")
+    options = storage_options if storage_options is not None else table.latest_storage_options()
+    location = resolve(uri, options)
+    base = BaseTable.need(location)
+    if base.details is None:
+        return enable(uri, primary_key=primary_key, storage_options=options, **choices)
+    wanted = (
+        base.primary_key
+        if primary_key is None
+        else check_names("primary_key", [primary_key] if isinstance(primary_key, str) else primary_key)
+    )
+    if choices or tuple(wanted) != tuple(base.primary_key):
+        raise InvalidInputError("the table has a write path already: leave the options of a new one out")
+    return Table(location, base)

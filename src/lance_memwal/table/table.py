@@ -10,13 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import lance
 import pyarrow as pa
@@ -25,15 +24,12 @@ from lance_memwal.arguments import check_choice, check_flag
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import ShardSettings, WriterConfig, WriterSettings
 from lance_memwal.engines.dataset import TableDataset, dataset_at, dataset_of
 from lance_memwal.engines.sql import SQL_MEMORY_BYTES
 from lance_memwal.engines.sql import query as sql_query
-from lance_memwal.engines.sql import register as register_table
 from lance_memwal.feed.changes import ChangeFeed, Request
-from lance_memwal.feed.checkpoints import Checkpoint, create_checkpoint, drop_checkpoint, list_checkpoints
-from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, Consumer, drop_consumer
-from lance_memwal.feed.moments import Moment
+from lance_memwal.feed.checkpoints import Moment
 from lance_memwal.feed.starts import Start, Until
 from lance_memwal.feed.time_travel import diff_moments, snapshot_of
 from lance_memwal.feed.view import TableView, scan_at
@@ -41,9 +37,9 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import recorded
 from lance_memwal.log.epochs import IDLE_SECONDS
-from lance_memwal.memtable.index import IndexSpec
+from lance_memwal.process.aio import waits
 from lance_memwal.read.lookup import LookupKeys, Undecided
-from lance_memwal.read.readable import WholeTable
+from lance_memwal.read.readable import ReadableAio, WholeTable
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Pickled, Read
 from lance_memwal.read.snapshot import Snapshot
@@ -52,20 +48,18 @@ from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.notebook import html_of
 from lance_memwal.rows.sharding import Sharding
-from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.sstable.maintained import choose_maintained, with_names
+from lance_memwal.shard_writer import ShardWriter, open_shard_of
+from lance_memwal.sstable.maintained import with_names
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.table.groups import Checkpoints, CheckpointsAio, Consumers, ConsumersAio, Indexes, IndexesAio
 from lance_memwal.table.verbs import KeptWriter
 from lance_memwal.table.writers import open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.upkeep.drop import drop_table
-from lance_memwal.upkeep.folding import compact_table
 from lance_memwal.upkeep.gc import Collector
-from lance_memwal.upkeep.indexes import IndexInfo, IndexRequest, create_index, drop_index, list_indexes
-from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS, IndexUpkeep, Maintenance
+from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS, IndexUpkeep, Maintenance, compact_table
 from lance_memwal.upkeep.repair import repair_table
 from lance_memwal.upkeep.reports import (
-    ConsumerInfo,
     FlushReport,
     GcReport,
     MaintenanceReport,
@@ -74,7 +68,7 @@ from lance_memwal.upkeep.reports import (
     TableStats,
     VerifyReport,
 )
-from lance_memwal.upkeep.stats import collect_stats, consumer_infos, newest_transactions, shard_infos
+from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_infos
 from lance_memwal.upkeep.tails import ShardOpener, flush_live, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
@@ -82,7 +76,7 @@ from lance_memwal.write.request import Writable, Write
 from lance_memwal.write.results import WriteResult
 
 if TYPE_CHECKING:
-    from datafusion import SessionContext
+    pass
 
 
 def open_table(
@@ -137,14 +131,9 @@ class Table(WholeTable, Writable):
         return self.location.describe()
 
     @property
-    def base(self) -> BaseTable:
-        """The newest version of the base table, as the engine sees it."""
-        return self._newest()
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns of the newest base version."""
-        return self.base.schema
+        return self._newest().schema
 
     @property
     def primary_key(self) -> list[str]:
@@ -164,21 +153,12 @@ class Table(WholeTable, Writable):
     @property
     def dataset(self) -> lance.LanceDataset:
         """The newest version of the base table, as a dataset of the caller's own: what it commits moves no read of ours."""
-        return self.base.handle()
+        return self._newest().handle()
 
     def details(self) -> MemWalDetails:
         """What the MemWAL index of the newest base version records."""
-        base = self.base
+        base = self._newest()
         return replace(base.need_details(), compacted=recorded(base))
-
-    def maintain_indexes(self, names: str | Sequence[str] | None) -> MemWalDetails:
-        """From now on memtables and SSTables mirror these indexes of the base table: "all", a list of names, or none.
-
-        Live writers go by it from their next memtable on; rows, marks and everything else stay as they are. SSTables of
-        compacted rows wait for an index that is added until it is brought up to date (`maintain`).
-        """
-        choose_maintained(self._newest.with_index, names)
-        return self.details()
 
     def shards(self) -> list[ShardInfo]:
         """Every shard on storage."""
@@ -197,7 +177,7 @@ class Table(WholeTable, Writable):
         compaction: CompactionPolicy | None = DEFAULT_COMPACTION,
         max_open_shards: int = DEFAULT_OPEN_SHARDS,
         shared: bool = False,
-        **overrides: Any,
+        **settings: Unpack[WriterSettings],
     ) -> TableWriter:
         """A writer that routes rows to shards.
 
@@ -216,15 +196,19 @@ class Table(WholeTable, Writable):
             compaction=compaction,
             max_open_shards=max_open_shards,
             shared=shared,
-            overrides=overrides,
+            overrides=settings,
         )
 
     def shard_writer(
-        self, shard_id: str | uuid.UUID | None = None, *, config: WriterConfig | None = None, **overrides: Any
+        self,
+        shard_id: str | uuid.UUID | None = None,
+        *,
+        config: WriterConfig | None = None,
+        **settings: Unpack[ShardSettings],
     ) -> ShardWriter:
         """Open the writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
         base = with_names(self._newest.with_index())
-        return ShardWriter.of_table(base, shard_settings(base, shard_id, config, overrides), routed=False)
+        return open_shard_of(base, shard_settings(base, shard_id, config, settings), routed=False)
 
     def _apply(self, write: Write) -> WriteResult:
         return self._kept.apply(write)
@@ -235,6 +219,11 @@ class Table(WholeTable, Writable):
         What they acknowledged is durable without it. The writer closes itself after a minute without writes.
         """
         self._kept.close()
+
+    @property
+    def aio(self) -> TableAio:
+        """The calls that wait, as coroutines: `await table.aio.get(7)`, `async for batch in table.aio.scan()`."""
+        return TableAio(self)
 
     def __enter__(self) -> Table:
         return self
@@ -253,18 +242,6 @@ class Table(WholeTable, Writable):
     def _pickled(self) -> Pickled | None:
         return self._reader.pickled
 
-    async def get_async(self, *args: Any, **options: Any) -> dict[str, Any] | None:
-        """As `get`, without a wait of the event loop."""
-        return await asyncio.to_thread(self.get, *args, **options)
-
-    async def lookup_async(self, *args: Any, **options: Any) -> pa.Table:
-        """As `lookup`, without a wait of the event loop."""
-        return await asyncio.to_thread(self.lookup, *args, **options)
-
-    async def search_async(self, *args: Any, **options: Any) -> pa.Table:
-        """As `search`, without a wait of the event loop."""
-        return await asyncio.to_thread(self.search, *args, **options)
-
     def to_dataset(self, *, consistency: Consistency = "fresh") -> TableDataset:
         """The live rows as a pyarrow dataset: DuckDB, Polars and DataFusion read it, with columns and filters pushed down.
 
@@ -272,17 +249,13 @@ class Table(WholeTable, Writable):
         """
         return dataset_of(self, consistency)
 
-    def sql(self, query: str, *, memory_bytes: int = SQL_MEMORY_BYTES, **tables: Any) -> pa.Table:
+    def sql(self, /, query: str, *, memory_bytes: int = SQL_MEMORY_BYTES, **tables: Any) -> pa.Table:
         """The answer to one SQL query of DataFusion in which this table is `t`; all of it sees one state of the table.
 
         `tables` are others that it names: tables of ours, pyarrow datasets, or data. The query only reads: statements that
         make, change or set something are refused. Sorts, groups and joins beyond `memory_bytes` spill to temporary files.
         """
         return sql_query(query, {"t": dataset_at(self._reader.capture()), **tables}, memory_bytes=memory_bytes)
-
-    def register(self, context: SessionContext, name: str) -> None:
-        """From now on queries of a DataFusion `context` read this table under `name`; each sees the newest state."""
-        register_table(context, name, self.to_dataset())
 
     # ------------------------------------------------------------------------------------------------------ time
 
@@ -301,20 +274,10 @@ class Table(WholeTable, Writable):
         """
         return TableView(self.location, snapshot_of(self._newest.with_index(), moment))
 
-    def checkpoint_create(self, name: str, *, lifetime: timedelta | None = None) -> Checkpoint:
-        """Keep this moment under a name: collection and clean-up leave all that it needs.
-
-        It ends when it is dropped, or by the first collection after `lifetime`.
-        """
-        return create_checkpoint(self._newest.with_index, self.snapshot, name, lifetime)
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints, by name."""
-        return list_checkpoints(self._newest.with_index())
-
-    def checkpoint_drop(self, name: str) -> None:
-        """Forget a checkpoint: collection may have what only it needed."""
-        drop_checkpoint(self._newest.with_index(), name)
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Named snapshots that GC keeps: `create`, `list` and `drop`."""
+        return Checkpoints(self._newest, self.snapshot)
 
     def diff(self, a: Moment, b: Moment, *, before: bool = False) -> pa.Table:
         """What changed from one moment to another, net: one row per key that differs, with `_op`.
@@ -349,39 +312,21 @@ class Table(WholeTable, Writable):
         "update_after" or "delete", and the row before the change comes, too. A delete matches every filter that needs more
         than the key.
 
-        `CollectedError` if collection removed a part of it: start again from a snapshot. `consumer` prevents that.
+        `CollectedError` if collection removed a part of it: start again from a snapshot. `consumers` prevent that.
         """
         return ChangeFeed(self._newest, Request(columns, filter, before), start, until)
 
-    def consumer(
-        self,
-        name: str,
-        *,
-        start: Start = "snapshot",
-        max_age: timedelta = DEFAULT_MAX_AGE,
-        until: Until = None,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike | None = None,  # noqa: A002
-        before: bool = False,
-    ) -> Consumer:
-        """A reader of changes whose place is kept beside the table: after a restart it goes on where it last committed.
-
-        Iterate over it, and call `commit()` after the changes were applied. A new consumer begins at `start`. Collection
-        removes nothing that it has not committed, unless it says nothing for `max_age`; then it has expired, and its next
-        commit or read is a `CollectedError`. One process reads for a name: a later one takes over.
-        """
-        request = Request(columns, filter, before)
-        return Consumer(self._newest, name, request, start=start, until=until, max_age=max_age)
-
-    def consumers(self) -> list[ConsumerInfo]:
-        """The named consumers of the table's changes, with their lag."""
-        return consumer_infos(self.location, self._newest.with_index().table_id)
-
-    def drop_consumer(self, name: str) -> None:
-        """Forget a consumer: collection goes on without it, and whoever reads for it stops."""
-        drop_consumer(self.location, name, self._newest.with_index().table_id)
+    @property
+    def consumers(self) -> Consumers:
+        """Named readers of the change feed: `open`, `list` and `drop`."""
+        return Consumers(self._newest)
 
     # ------------------------------------------------------------------------------------------------------ upkeep
+
+    @property
+    def indexes(self) -> Indexes:
+        """The indexes of the base table: `create`, `list`, `drop` and `maintain`."""
+        return Indexes(self._newest, self.details, partial(self.compact, flush=True))
 
     def flush(
         self,
@@ -406,13 +351,9 @@ class Table(WholeTable, Writable):
 
     def _flusher(self) -> ShardOpener:
         """Opens shards whose logs were left behind."""
-        base = self.base
-
-        def open_shard(shard_id: str) -> ShardWriter:
-            settings = shard_settings(base, shard_id, None, {"enable_memtable": True})
-            return ShardWriter.of_table(base, settings, routed=True)
-
-        return open_shard
+        base = self._newest()
+        settings = partial(shard_settings, base, config=None, overrides={"enable_memtable": True})
+        return lambda shard_id: open_shard_of(base, settings(shard_id), routed=True)
 
     def compact(
         self,
@@ -464,34 +405,6 @@ class Table(WholeTable, Writable):
         flush_live(self.location, _FLUSH_SECONDS)
         maintenance = Maintenance(self._newest, self._flusher(), progress=progress)
         return maintenance.run(indexes=indexes, base_files=base_files, versions=versions, grace_seconds=grace_seconds)
-
-    def create_index(
-        self,
-        column: str | IndexSpec,
-        index_type: str | None = None,
-        *,
-        name: str | None = None,
-        replace: bool = True,
-        **options: Any,
-    ) -> IndexInfo:
-        """Make an index of the base table, by Lance, and let memtables and SSTables mirror it where they can.
-
-        `index_type` and `options` are those of Lance ("BTREE", "INVERTED" or "FTS", "IVF_PQ", ...); by default vectors get
-        "IVF_HNSW_SQ", everything else "BTREE". Or give `BTreeIndex`, `FtsIndex` or `HnswIndex`. Before an index of vectors
-        is made, fresh rows are compacted, since it groups vectors by those that it is made of.
-        """
-        request = IndexRequest.of(column, index_type, name, options, self._newest.with_index().columns.nullable)
-        if request.is_vector:
-            self.compact(flush=True)
-        return create_index(self._newest.with_index, request, replace=replace)
-
-    def list_indices(self) -> list[IndexInfo]:
-        """The indexes of the base table."""
-        return list_indexes(self._newest.with_index())
-
-    def drop_index(self, name: str) -> None:
-        """Take an index away from the base table, and from what memtables and SSTables mirror."""
-        drop_index(self._newest.with_index, name)
 
     def drop(self, *, force: bool = False) -> None:
         """Remove the table: its rows in all tiers, and everything else in its directory. There is no way back.
@@ -570,4 +483,54 @@ class Table(WholeTable, Writable):
         wanted = check_flag("collectable", collectable)
         garbage = Collector(self.location, self._newest).run(dry_run=True) if wanted else None
         live = self._reader.capture() if check_flag("live_rows", live_rows) else None
-        return collect_stats(self.location, self.base, garbage, CompactionPolicy(), live=live)
+        return collect_stats(self.location, self._newest(), garbage, CompactionPolicy(), live=live)
+
+
+class TableAio(ReadableAio):
+    """The calls of a `Table` that wait, as coroutines."""
+
+    __slots__ = ()
+    head = waits(Table.head)
+    to_arrow = waits(Table.to_arrow)
+    to_pandas = waits(Table.to_pandas)
+    sql = waits(Table.sql)
+    put = waits(Table.put)
+    insert = waits(Table.insert)
+    update = waits(Table.update)
+    delete = waits(Table.delete)
+    compare_and_set = waits(Table.compare_and_set)
+    details = waits(Table.details)
+    stats = waits(Table.stats)
+    shards = waits(Table.shards)
+    transactions = waits(Table.transactions)
+    at = waits(Table.at)
+    snapshot = waits(Table.snapshot)
+    diff = waits(Table.diff)
+    maintain = waits(Table.maintain)
+    flush = waits(Table.flush)
+    compact = waits(Table.compact)
+    gc = waits(Table.gc)
+    verify = waits(Table.verify)
+    repair = waits(Table.repair)
+    drop = waits(Table.drop)
+    close = waits(Table.close)
+
+    @property
+    def checkpoints(self) -> CheckpointsAio:
+        """See `Table.checkpoints`."""
+        return CheckpointsAio(self._owner.checkpoints)
+
+    @property
+    def consumers(self) -> ConsumersAio:
+        """See `Table.consumers`."""
+        return ConsumersAio(self._owner.consumers)
+
+    @property
+    def indexes(self) -> IndexesAio:
+        """See `Table.indexes`."""
+        return IndexesAio(self._owner.indexes)
+
+
+def newest_base(table: Table) -> BaseTable:
+    """Return the newest version of the base table, for the packages above this one."""
+    return table._newest()

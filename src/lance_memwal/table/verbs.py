@@ -16,7 +16,7 @@ from lance_memwal.errors import ClosedError, InvalidInputError, TableReplacedErr
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.sharding import Manual
-from lance_memwal.table_writer import TableWriter
+from lance_memwal.table_writer import TableWriter, follow_columns
 from lance_memwal.write.request import Write, apply_to
 from lance_memwal.write.results import WriteResult
 
@@ -47,7 +47,7 @@ class KeptWriter:
         except ClosedError:
             writer = self._opened()  # another thread called `close`
         except InvalidInputError:
-            if not writer.follow_columns():
+            if not follow_columns(writer):
                 raise
         return apply_to(writer, write)
 

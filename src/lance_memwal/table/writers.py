@@ -6,26 +6,25 @@ Owns `open_writer` and `shard_settings`. Invariant: whatever can be refused is r
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from lance_memwal.arguments import check_flag, check_instance, check_number
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, Background, CompactionPolicy
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import ShardSettings, WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.epochs import EpochKind, look_at_epoch
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import read_next
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.memtable import live
 from lance_memwal.read.reader import Reader
-from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.shard_writer import ShardWriter, open_shard_of, unpublished_generation
 from lance_memwal.sstable.maintained import with_names
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.upkeep.short_logs import UNKNOWN_LENGTH, LogLength, LogLimits, ShortLogs
@@ -47,7 +46,7 @@ def open_writer(
     compaction: CompactionPolicy | None = DEFAULT_COMPACTION,
     max_open_shards: int = DEFAULT_OPEN_SHARDS,
     shared: bool = False,
-    overrides: Mapping[str, Any] = MappingProxyType({}),
+    overrides: ShardSettings | None = None,
 ) -> TableWriter:
     """A writer that routes rows to shards; see `Table.writer`."""
     check_number("max_open_shards", max_open_shards, least=1)
@@ -55,13 +54,13 @@ def open_writer(
     if compaction is not None:
         check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
     base = newest.with_index()
-    settings = writer_config(base, config, dict(overrides), ())
+    settings = writer_config(base, config, overrides or {}, ())
     if settings.shard_id is not None and base.sharding.is_routed:
         raise InvalidInputError(
             "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
         )
     if shared:
-        refuse_buffered(config, overrides)
+        refuse_buffered(config, overrides or {})
     base.check_columns()
     base = with_names(for_writing(base))
     watch = TableWatch(base)
@@ -72,7 +71,7 @@ def open_writer(
     def open_shard(shard_id: str | None, parked: Parked | None) -> ShardWriter:
         now = watch.look()
         named = shard_settings(now, shard_id, config, overrides)
-        return ShardWriter.of_table(now, named, routed=True, watch=watch, parked=parked)
+        return open_shard_of(now, named, routed=True, watch=watch, parked=parked)
 
     age_ms = settings.max_memtable_age_ms if settings.enable_memtable else None
     age_seconds = None if age_ms is None else age_ms / 1000
@@ -98,7 +97,7 @@ def _lost_to_shared(base: BaseTable, shard_id: str, position: int) -> bool:
 def _owned(shards: OpenShards[ShardWriter]) -> dict[str, int]:
     """The shards that the writer owns, parked ones too, each with its oldest generation that is not published."""
     parked = {shard_id: kept.generation for shard_id, kept in shards.parked.items() if not kept.is_lost}
-    return parked | {shard_id: writer.unpublished_generation for shard_id, writer in shards.open.items()}
+    return parked | {shard_id: unpublished_generation(writer) for shard_id, writer in shards.open.items()}
 
 
 def _shared_shards(
@@ -128,8 +127,8 @@ def _no_maintenance() -> None:
 
 
 def shard_settings(
-    base: BaseTable, shard_id: str | uuid.UUID | None, config: WriterConfig | None, overrides: Mapping[str, Any]
+    base: BaseTable, shard_id: str | uuid.UUID | None, config: WriterConfig | None, overrides: ShardSettings | None
 ) -> WriterConfig:
     """The settings of a shard's writer: the table's defaults or `config`, then `overrides`, then the shard."""
-    settings = writer_config(base, config, dict(overrides), ())
+    settings = writer_config(base, config, overrides or {}, ())
     return settings if shard_id is None else settings.replace(shard_id=shard_id)

@@ -25,7 +25,7 @@ from lance_memwal.errors import (
     MissingLibraryError,
     UnavailableError,
 )
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 
 _LOG = logging.getLogger(__name__)
 MAX_ANSWER_BYTES: Final = 4 << 20

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import lance_memwal
 from lance_memwal.arguments import digits_of
 from lance_memwal.engines.dataset import columns_of
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, need
 from lance_memwal.memtable.index.analyzer import is_text
 from lance_memwal.memtable.index.vectors import is_searchable
-from lance_memwal.process.extras import need
-from lance_memwal.rows.plain import to_plain
-from lance_memwal.table import Table
+from lance_memwal.rows.text_values import to_plain
+from lance_memwal.table import Table, newest_base
 from lance_memwal.table.looking import Look
 from lance_memwal.ui import browsing
 from lance_memwal.ui.answers import Refusal, error_of
@@ -29,8 +28,8 @@ from lance_memwal.ui.gate import Gate
 from lance_memwal.ui.looks import EVERY_SECONDS, Looks, tiers_of
 from lance_memwal.ui.questions import MAX_ROWS, MAX_SECONDS, Desk, Running
 from lance_memwal.ui.timeline import timeline
-from lance_memwal.upkeep.rates import Rates
 from lance_memwal.upkeep.reports import ShardStats
+from lance_memwal.upkeep.stats import Rates
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -107,7 +106,8 @@ class _Views:
     def _facts(self, _: Request) -> dict[str, Any]:
         """What a table is, which changes seldom."""
         table = self._table
-        key = list(table.base.primary_key)
+        base = newest_base(table)
+        key = list(base.primary_key)
         merge = table.merge
         return {
             "uri": table.uri,
@@ -125,8 +125,8 @@ class _Views:
             "key": key,
             "sharding": str(table.sharding),
             "merge": None if merge is None else str(merge),
-            "indexes": to_plain(table.list_indices()),
-            "base_version": table.base.version,
+            "indexes": to_plain(table.indexes.list()),
+            "base_version": base.version,
             "software": lance_memwal.__version__,
             "max_rows": MAX_ROWS,
             "every_seconds": max(_SHORTEST_SECONDS, self._every_seconds),

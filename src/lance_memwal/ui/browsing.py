@@ -15,7 +15,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions
 from lance_memwal.log.tailer import WalTailer
 from lance_memwal.rows.blobs import shown_batch, shown_field
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 from lance_memwal.store.location import Location
 from lance_memwal.types import check_shard_id
 from lance_memwal.ui.answers import Cells, columns_told

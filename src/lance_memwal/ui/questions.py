@@ -33,8 +33,8 @@ from lance_memwal.read.scan import Read, Scan
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.projection import root_of
 from lance_memwal.rows.sharding import Bucket, Identity, Sharding
-from lance_memwal.rows.typed import typed_key, typed_vector
-from lance_memwal.table import Table
+from lance_memwal.rows.text_values import typed_key, typed_vector
+from lance_memwal.table import Table, newest_base
 from lance_memwal.types import ROW_ADDRESS
 from lance_memwal.ui.answers import Cells, Refusal, columns_told
 
@@ -344,7 +344,7 @@ def _scan(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
 
 
 def _get(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
-    schema = table.base.columns
+    schema = newest_base(table).columns
     key = typed_key(schema, _needed(question, "key", "the key of a row"))
     columns = _names(question, "columns")
     found = table.lookup([key], columns)

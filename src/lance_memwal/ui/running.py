@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from lance_memwal.process.extras import need
+from lance_memwal.errors import need
 from lance_memwal.table import Table
 from lance_memwal.ui.app import make_app
 from lance_memwal.ui.gate import MOST_CONNECTIONS, hosts_of

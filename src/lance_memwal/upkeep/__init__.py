@@ -1,6 +1,6 @@
 """What keeps a table small and sound: flushing tails, collecting garbage, verifying, repairing, counting.
 
 `maintain` puts the steps together that a schedule would call one by one;
-each step is also there by itself (`folding` is a compaction with what it leaves behind). `pins` says which versions stay.
+each step is also there by itself. `pins` says which versions stay.
 `indexes` makes and lists those of the base table, `drop` removes a table.
 """

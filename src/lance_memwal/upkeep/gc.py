@@ -47,10 +47,9 @@ from lance_memwal.lance.commit import let_survive
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import removal_order
 from lance_memwal.lance.optimize import optimize_indexes
-from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_hint
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import Floor, list_shards
 from lance_memwal.process.telemetry import active
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths

@@ -1,7 +1,8 @@
 """One call that keeps a table healthy: every step that somebody would otherwise schedule, in the order that makes sense.
 
-Owns `Maintenance`. The steps: logs without a live writer become SSTables, SSTables become base rows, indexes take these in,
-small base files become one, old versions go, and what nobody needs is collected. Invariants:
+Owns `Maintenance`, and `compact_table`, which never passes over rows that are in a log only in silence. The steps: logs without a
+live writer become SSTables, SSTables become base rows, indexes take these in, small base files become one, old versions go, and
+what nobody needs is collected. Invariants:
 
 1. No step changes what a read of the table shows, and none fences a living writer: only logs are claimed that are older
    than twice the age at which a live writer flushes by itself.
@@ -16,7 +17,9 @@ small base files become one, old versions go, and what nobody needs is collected
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
@@ -41,15 +44,17 @@ from lance_memwal.lance.optimize import (
 )
 from lance_memwal.sstable.maintained import with_names
 from lance_memwal.store.sequenced import FEW_TRIES
+from lance_memwal.types import check_shard_ids
 from lance_memwal.upkeep.checkpoint_records import tidy_checkpoints
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.pins import read_pins
 from lance_memwal.upkeep.reports import FlushReport, GcReport, MaintenanceReport
-from lance_memwal.upkeep.tails import ShardOpener, flush_tails
+from lance_memwal.upkeep.tails import ShardOpener, flush_live, flush_tails, in_log_only
 
 _LOG = logging.getLogger(__name__)
 _MANY_PARTS = 8  # of an index: every search asks all of them
 _STEPS = 6
+_FLUSH_SECONDS = 60.0  # for a writer of this process that is asked to flush
 DEFAULT_VERSIONS = timedelta(days=14)  # as Lance's own clean-up
 IndexUpkeep: TypeAlias = Literal["catch_up", "defer"]
 
@@ -199,3 +204,28 @@ def claimable_after_seconds(base: BaseTable) -> float:
     """How old the newest entry of a log must be so that no living writer can own it."""
     age_ms = WriterConfig.from_defaults(base.need_details().writer_config_defaults).max_memtable_age_ms
     return 2 * (DEFAULT_MEMTABLE_AGE_MS if age_ms is None else age_ms) / 1000
+
+
+def compact_table(
+    newest_base: Callable[[], BaseTable],
+    flush: Callable[[Collection[str] | None], FlushReport] | None,
+    *,
+    shards: Collection[str | uuid.UUID] | None,
+    max_generations: int | None,
+    progress: Progress | None,
+    memory_bytes: int,
+) -> CompactionReport:
+    """Fold published generations; with `flush`, which publishes logs that were left behind, everything that can be."""
+    named = None if shards is None else check_shard_ids(shards)
+    base = newest_base()
+    location, busy = base.location, dict[str, str]()
+    if flush is not None:
+        busy = flush_live(location, _FLUSH_SECONDS, shards=named) | flush(named).skipped
+    compactor = Compactor(location, newest_base, memory_bytes=memory_bytes)
+    report = compactor.run(shards=named, max_generations=max_generations, progress=progress)
+    left = in_log_only(location, shards=named, tag=base.tag)
+    reasons = {
+        shard_id: busy.get(shard_id, f"{entries} entries are in its log only: compact(flush=True) folds them, too")
+        for shard_id, entries in left.items()
+    }
+    return replace(report, in_log_only=reasons)

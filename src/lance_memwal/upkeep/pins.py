@@ -9,7 +9,7 @@ Owns `Pins`, one value that whoever removes something asks, and `read_pins`. Inv
 3. A consumer pins the entries after its position.
 4. What cannot be read anew pins nothing; whoever asks for it gets a `CollectedError`.
 
-Whoever pins writes a record first and then looks at the floor and what was announced (`lance_memwal.log.floor`); whoever
+Whoever pins writes a record first and then looks at the floor and what was announced (`lance_memwal.log.shards`); whoever
 removes announces that first and then reads the pins once more. So one of the two sees the other.
 """
 

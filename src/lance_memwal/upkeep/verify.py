@@ -50,11 +50,10 @@ from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import REMEDY, given_up, is_restored
 from lance_memwal.log.entry import EntryDecoder
-from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.reading import list_positions
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import Floor, list_shards
 from lance_memwal.log.tail import may_follow
 from lance_memwal.log.transactions import is_whole
 from lance_memwal.log.understood import KnownColumns

@@ -20,12 +20,12 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import WriterConfig, WriterSettings
 from lance_memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.log.wal import OpenedLog
@@ -62,7 +62,7 @@ class WalAppender:
         self._shard = None if target is None else self._shard_with(target)
         self._refusal: MemWalError | None = None
         self._lock = threading.RLock()
-        close_in_child(self)
+        close_in_child(self._orphan)
 
     @classmethod
     def open(
@@ -78,7 +78,7 @@ class WalAppender:
         location = resolve(uri, storage_options)
         base = BaseTable.open(location)
         target = None if base is None else _target(base, clock, fsync=fsync)
-        settings = {"fsync": fsync, "enable_memtable": False, "shard_id": shard_id}
+        settings: WriterSettings = {"fsync": fsync, "enable_memtable": False, "shard_id": shard_id}
         config = writer_config(base, None, settings, ())
         manifests = manifests_of(location, shard_id, config, clock)
         if target is None:
@@ -151,7 +151,7 @@ class WalAppender:
             )
         return rows
 
-    def orphan(self) -> None:
+    def _orphan(self) -> None:
         """Become closed in a forked child: two processes must not share an epoch."""
         self._lock = threading.RLock()
         self._refusal = ClosedError("this process was forked: the appender belongs to its parent; open a new one")

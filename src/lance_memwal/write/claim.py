@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest import ShardManifestStore, SightedManifests
 from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
 from lance_memwal.rows.schema import TableSchema
@@ -27,12 +27,10 @@ class ShardClaim:
     table_id: str | None = None
 
 
-def manifests_of(
-    location: Location, shard_id: str | uuid.UUID, config: WriterConfig, clock: Clock
-) -> ShardManifestStore:
+def manifests_of(location: Location, shard_id: str | uuid.UUID, config: WriterConfig, clock: Clock) -> SightedManifests:
     """The manifest of a shard, for a writer with these settings."""
     scanned = config.manifest_scan_batch_size
-    return ShardManifestStore(location, shard_id, scan_batch_size=scanned, fsync=config.fsync, clock=clock)
+    return SightedManifests(location, shard_id, scan_batch_size=scanned, fsync=config.fsync, clock=clock)
 
 
 def claim_log(

@@ -1,6 +1,6 @@
 """The life of a shard writer: opened, closed, or put away and taken up again.
 
-Owns `open_shard`, `close`, `park` and `Parked`. Invariants:
+Owns `open_shard`, `LiveWriter`, `force_seal`, `close`, `park` and `Parked`. Invariants:
 
 1. Everything that can be refused was refused before the claim: a doomed open fences nobody.
 2. `open_shard` returns after replay: a writer that exists shows every acknowledged row of the shard.
@@ -15,17 +15,20 @@ Owns `open_shard`, `close`, `park` and `Parked`. Invariants:
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lance_memwal.arguments import check_timeout
 from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import MemWalError
+from lance_memwal.errors import FencedError, MemWalError, UnavailableError
 from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import TransactionMap
 from lance_memwal.log.wal import OpenedLog, ShardLog
+from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.telemetry import spanned
@@ -102,6 +105,78 @@ def _opened_again(parked: Parked, manifests: ShardManifestStore) -> OpenedLog:
     manifest = manifests.check_fenced(parked.log.epoch)
     end = parked.log.next_position
     return OpenedLog(parked.log, manifest, manifest.replay_after_wal_entry_position + 1, end, parked.transactions)
+
+
+class LiveWriter:
+    """A writer as other packages of this process see it: readers, `maintain`, and the end of the program."""
+
+    __slots__ = ("__weakref__", "_shard", "_writer")
+
+    def __init__(self, shard: Shard, writer: object) -> None:
+        """`writer` is the public writer of the shard, which this does not keep alive."""
+        self._shard = shard
+        self._writer = weakref.ref(writer)
+
+    @property
+    def writer(self) -> object | None:
+        """The public writer, if it takes writes."""
+        health = self._shard.health
+        return self._writer() if health.is_open and not health.has_failed else None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which it writes."""
+        return self._shard.log.epoch
+
+    @property
+    def shard_id(self) -> str:
+        """The shard that it writes."""
+        return self._shard.log.shard_id
+
+    def capture(self) -> InMemoryMemTables | None:
+        """Capture active and frozen memtables; None if the writer has none to show."""
+        try:
+            return self._shard.capture()
+        except MemWalError:
+            return None
+
+    def publish(self, timeout_seconds: float) -> None:
+        """Write everything that was written so far as SSTables, within so many seconds."""
+        force_seal(self._shard)
+        wait_for_drain(self._shard, timeout_seconds)
+
+    def leave(self, deadline: float) -> None:
+        """Keep all other threads out, since the program ends; a close that a signal handler requested is done first."""
+        self._shard.health.end_program(deadline)
+
+
+def check_fenced(shard: Shard) -> None:
+    """Raise `FencedError` if the newest manifest carries a higher epoch, `TableReplacedError` if the table is another one."""
+    shard.health.look_at_table()
+    try:
+        shard.manifests.check_fenced(shard.log.epoch)
+    except FencedError as error:
+        shard.health.fail(error)
+        raise
+
+
+def force_seal(shard: Shard) -> None:
+    """Freeze the active memtable, of the owner of the shard."""
+    shard.tables.need()
+    shard.commits.refuse_on_top()
+    with shard.health.lock:
+        shard.health.refuse_writes()
+    check_fenced(shard)
+    shard.seal()
+
+
+def wait_for_drain(shard: Shard, timeout: float | None) -> None:
+    """Return when every frozen memtable is an SSTable; `UnavailableError` after `timeout` seconds."""
+    shard.commits.refuse_on_top()
+    tables, timeout = shard.tables.need(), check_timeout(timeout)
+    shard.health.refuse()
+    if not shard.health.wait_until(lambda: not tables.frozen, timeout):
+        raise UnavailableError(f"{len(tables.frozen)} memtables were not flushed within {timeout} seconds; wait again")
 
 
 # ------------------------------------------------------------------------------------------------------------ ending

@@ -57,9 +57,9 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.live_details import note_sequence
 from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import EntryEncoder, RowEncoder, encode_mark
-from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest import SightedManifests
 from lance_memwal.log.reading import list_positions, read_next, read_run, read_tail, read_transactions
-from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.shards import for_writing
 from lance_memwal.log.tail import LogRun, generation_of, settled
 from lance_memwal.log.transactions import (
     OWN_EXPIRY_MS,
@@ -218,7 +218,7 @@ class OnceAppender:
         close_in_child(self)
         self._max_entry_bytes = max_entry_bytes
         self._config = config
-        self._manifests: dict[str, ShardManifestStore] = {}
+        self._manifests: dict[str, SightedManifests] = {}
         self._tails: dict[str, ShardTail] = {}
         self._times: dict[str, ShardTime] = {}  # since the first look at each shard
         self._turns: dict[str, AppendTurns] = {}
@@ -280,7 +280,7 @@ class OnceAppender:
         """The tag that entries of the table carry."""
         return self._watch.tag
 
-    def manifests(self, shard_id: str) -> ShardManifestStore:
+    def manifests(self, shard_id: str) -> SightedManifests:
         """The manifest of a shard."""
         found = self._manifests.get(shard_id)
         if found is None:

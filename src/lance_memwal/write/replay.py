@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError
-from lance_memwal.log.json_texts import with_texts
+from lance_memwal.log.reading import with_texts
 from lance_memwal.log.tail import is_reserved, may_follow, unflushed_of
 from lance_memwal.log.wal import OpenedLog
 from lance_memwal.process.telemetry import active

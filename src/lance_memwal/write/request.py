@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -324,3 +325,13 @@ def apply_to(writer: Writable, write: Write) -> WriteResult:
 def begin_on(writer: NowaitWritable, write: Write, *, drain: bool) -> Ack:
     """Begin a plain write on `writer`."""
     return writer._begin(write, drain=drain)  # noqa: SLF001
+
+
+def begins(writer: NowaitWritable, merge: Merge | None) -> dict[str, Callable[[Any], Ack]]:
+    """By verb, what begins a plain write of rows or keys that shares its entry with others."""
+
+    def begin(kind: Kind, rows: Any) -> Ack:
+        return begin_on(writer, Write(kind, rows), drain=False)
+
+    kinds: dict[Kind, bool] = {"put": merge is None, "delete": not isinstance(merge, LastWrite)}
+    return {kind: partial(begin, kind) for kind, is_plain in kinds.items() if is_plain}

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from lance_memwal.arguments import check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import ShardSettings, WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ClosedError, InvalidInputError
 from lance_memwal.lance.base import BaseTable
@@ -244,7 +244,7 @@ class SharedShards:
         epoch = 0 if manifest is None else manifest.writer_epoch
         owner = live.writer_of(self.appender.appender.location.key, shard_id, epoch)
         if owner is not None:
-            owner(lambda writer: writer.publish(deadline.left_seconds))
+            owner(partial(_publish, deadline=deadline))
 
     def close(self) -> list[Exception]:
         """Write what is queued, publish long tails, and return the failures."""
@@ -290,11 +290,16 @@ class SharedShards:
         self._ticker.orphan()
 
 
+def _publish(writer: Any, deadline: Deadline) -> None:
+    writer.force_seal_active()
+    writer.wait_for_flush_drain(deadline.left_seconds)
+
+
 def _batches_of(write: Write) -> int:
     return len(write.rows) if isinstance(write.rows, list) else 1
 
 
-def refuse_buffered(config: WriterConfig | None, overrides: Mapping[str, Any]) -> None:
+def refuse_buffered(config: WriterConfig | None, overrides: ShardSettings) -> None:
     """Raise if the caller asks for writes that return before they are durable: a shared writer has no memory of its own."""
     if overrides.get("durable_write", True if config is None else config.durable_write) is False:
         raise InvalidInputError("durable_write=False is for exclusive writers; use put_nowait with shared=True")

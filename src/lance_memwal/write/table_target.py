@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import ShardSettings, WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
@@ -105,7 +105,7 @@ def _check_same(given: pa.Schema, columns: pa.Schema) -> None:
 
 
 def writer_config(
-    base: BaseTable | None, config: WriterConfig | None, overrides: dict[str, Any], indexes: Sequence[Any]
+    base: BaseTable | None, config: WriterConfig | None, overrides: ShardSettings, indexes: Sequence[Any]
 ) -> WriterConfig:
     """The settings in force: the table's stored defaults (or `config`), then `overrides`; refused if they do not fit."""
     if config is None:

@@ -15,7 +15,7 @@ from lance_memwal.spark.options import Options
 from lance_memwal.spark.read_options import columns_of, resolved_options
 from lance_memwal.spark.rows import needed_for_delete
 from lance_memwal.spark.types import COMMENT, struct_type
-from lance_memwal.table import Table, open_table
+from lance_memwal.table import Table, newest_base, open_table
 
 
 def described(options: Options) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def described(options: Options) -> dict[str, Any]:
     options = resolved_options(options)
     schema = feed_schema(columns, options.columns) if options.change_feed else struct_type(columns, options.columns)
     key = table.primary_key
-    comment = table.base.manifest.config(COMMENT)
+    comment = newest_base(table).manifest.config(COMMENT)
     return {
         "schema": json.loads(schema.json()),
         "key": key,

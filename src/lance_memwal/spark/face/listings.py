@@ -64,7 +64,7 @@ def _now(table: Table) -> dict[str, Any]:
 
 def _checkpoints(table: Table) -> dict[str, Any]:
     """The moments that are kept by name."""
-    rows = [(kept.name, _micros(kept.created), str(kept.snapshot)) for kept in table.checkpoints()]
+    rows = [(kept.name, _micros(kept.created), str(kept.snapshot)) for kept in table.checkpoints.list()]
     return listed({"name": st.StringType(), "created": st.TimestampType(), "snapshot": st.StringType()}, rows)
 
 
@@ -102,12 +102,12 @@ def _verify(table: Table) -> dict[str, Any]:
 
 
 def _checkpoint(table: Table, name: str) -> dict[str, Any]:
-    kept = table.checkpoint_create(name)
+    kept = table.checkpoints.create(name)
     return listed({"name": st.StringType(), "snapshot": st.StringType()}, [(kept.name, str(kept.snapshot))])
 
 
 def _checkpoint_drop(table: Table, name: str) -> dict[str, Any]:
-    table.checkpoint_drop(name)
+    table.checkpoints.drop(name)
     return listed({"name": st.StringType()}, [(name,)])
 
 

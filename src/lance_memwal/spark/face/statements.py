@@ -27,7 +27,7 @@ from lance_memwal.spark.replacing import all_gone, overwriting
 from lance_memwal.spark.rows import WritePlan, needed_for_delete
 from lance_memwal.spark.sink import BatchSink
 from lance_memwal.spark.types import COMMENT, arrow_schema_for, struct_type
-from lance_memwal.table import Table, create_table, open_table
+from lance_memwal.table import Table, create_table, newest_base, open_table
 
 _OPTION = "option."
 _SPARKS_OWN = frozenset({"provider", "owner", "comment", "is_managed_location", "table_type"})
@@ -121,7 +121,7 @@ def _load_changelog(given: Arguments) -> dict[str, Any]:
     if table is None:
         return {"missing": True}
     start, end = changelog_ends(table, given["from"], given.get("to"))
-    schema = changelog_schema(table.base.columns.shown.columns)
+    schema = changelog_schema(newest_base(table).columns.shown.columns)
     range_of = {"path": table.uri, "changesFrom": str(start), "changesTo": str(end)}
     return {"schema": json.loads(schema.json()), "key": table.primary_key, "options": range_of}
 
@@ -160,7 +160,7 @@ def _replace_table(given: Arguments) -> dict[str, Any]:
     wanted = _definition(schema, choices["primary_key"], choices["sharding"], choices["merge"])
     wanted["comment"] = given["properties"].get(COMMENT)
     found = _definition(struct_type(table.schema), table.primary_key, table.sharding, table.merge)
-    found["comment"] = table.base.manifest.config(COMMENT)
+    found["comment"] = newest_base(table).manifest.config(COMMENT)
     for what, value in wanted.items():
         if value is not None and found.get(what) != value:
             raise InvalidInputError(

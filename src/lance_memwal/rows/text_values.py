@@ -1,14 +1,22 @@
 """Values that a person typed: text becomes a value of a column's type, a vector, a range, or the columns of a table.
 
-Owns the readers of such texts. Invariant: what does not fit is an `InvalidInputError` that says how to write it, and of a value
-which column it is for.
+Owns the readers of such texts, and `to_plain`, which makes JSON of values. Invariants:
+
+1. What does not fit is an `InvalidInputError` that says how to write it, and of a value which column it is for.
+2. In JSON NaN and infinities are null; bytes are base64, times are in ISO form; a dataclass is an object of its fields, an
+   enum its name in lower case.
 """
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import datetime
+import enum
 import json
+import math
 import uuid
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -117,3 +125,25 @@ def _hint(kind: pa.DataType) -> str:
     if pa.types.is_fixed_size_binary(kind):
         return f"; give {2 * kind.byte_width} hexadecimal digits"
     return "; give it as 2026-01-31T12:00:00, with or without an offset" if pa.types.is_timestamp(kind) else ""
+
+
+def to_plain(value: Any) -> Any:
+    """`value` as JSON can hold it: bytes in base64, times in ISO form, values as objects of what they were made of."""
+    if value is None or isinstance(value, bool | int | str):
+        return value.name.lower() if isinstance(value, enum.Enum) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = [field.name for field in dataclasses.fields(value) if field.init]
+        return {name: to_plain(getattr(value, name)) for name in given}
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [to_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value)
