@@ -9,6 +9,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pyarrow as pa
+
 import lance_memwal as mw
 from lance_memwal import crash_points
 
@@ -39,6 +41,18 @@ def append_ids(uri: str, acks: str, name: int, threads: int, stop: str, pipe: Co
     pipe.send(("done", errors))
     writer.close()
     pipe.send(("closed",))
+
+
+def create_at(uri: str, schema: pa.Schema, at_seconds: float, key: int, pipe: Connection) -> None:
+    """Create the table at a time, or open the one of another process, and put one row."""
+    time.sleep(max(0.0, at_seconds - time.time()))
+    try:
+        table = mw.create_table(uri, schema, primary_key="id", exist_ok=True)
+        with table.writer(shared=True) as writer:
+            writer.put([{"id": key, "v": "first"}])
+        pipe.send(("created",))
+    except Exception as error:
+        pipe.send((type(error).__name__, str(error)))
 
 
 def put_on_signal(uri: str, rows: list[dict[str, Any]], pipe: Connection) -> None:

@@ -20,6 +20,7 @@ from tests.harness.profile import scaled
 from tests.kit.writers import SECONDS, fork, in_thread, wait_for
 from tests.shared.shared_child import (
     append_ids,
+    create_at,
     die_at,
     end_with_queued_rows,
     increment,
@@ -70,6 +71,15 @@ def test_four_workers_have_no_errors(tmp_path: Path) -> None:
     assert [worker.wait(30) for worker in workers] == [0] * 4
     assert table.count_rows() == 60
     assert table.verify().ok
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("run", range(scaled(ci=3, prove=30)))
+def test_workers_that_create_the_table_at_the_same_time_share_one_table(tmp_path: Path, run: int) -> None:
+    uri, at_seconds = str(tmp_path / "t"), time.time() + 1
+    workers = [start(create_at, uri, SCHEMA, at_seconds, key) for key in range(4)]
+    assert [answer(worker) for worker in workers] == [("created",)] * 4
+    assert ids(mw.open_table(uri)) == Counter(range(4))
 
 
 def test_processes_append_in_one_epoch_and_leave_no_record_of_themselves(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import lance
 from lance_memwal.arguments import check_names
 from lance_memwal.config import WriterConfig
 from lance_memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import ConflictError, InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import let_survive
 from lance_memwal.rows.merging import Merge
@@ -54,14 +54,30 @@ def create_table(
     )
     base = BaseTable.open(location)
     if base is None:
-        return _made(install(write_base(location, data_or_schema, primary_key, choices), choices))
+        try:
+            return _made(install(write_base(location, data_or_schema, primary_key, choices), choices))
+        except ConflictError:
+            base = BaseTable.open(location)
+            if base is None or not exist_ok:
+                raise
     if not exist_ok:
         raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
-    check_existing(base, data_or_schema, primary_key, merge)
+    try:
+        return _existing(base, data_or_schema, primary_key, choices)
+    except ConflictError:
+        base = BaseTable.open(location)
+        if base is None or base.details is None:
+            raise
+    return _existing(base, data_or_schema, primary_key, choices)  # another call enabled it
+
+
+def _existing(base: BaseTable, data_or_schema: Any, primary_key: str | Sequence[str] | None, choices: Choices) -> Table:
+    """An existing table, with a MemWAL index from now on."""
+    check_existing(base, data_or_schema, primary_key, choices.merge)
     if base.details is None:
-        refuse_leftovers(location, LEFTOVERS)
+        refuse_leftovers(base.location, LEFTOVERS)
         return _made(enable_base(base, primary_key, choices))
-    return Table(location, base)
+    return Table(base.location, base)
 
 
 def enable(
