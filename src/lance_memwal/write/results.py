@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_memwal.rows.plain import to_plain
+from lance_memwal.rows.text_values import to_plain
 
 
 @dataclass(frozen=True, slots=True, repr=False)
