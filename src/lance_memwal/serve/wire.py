@@ -125,14 +125,12 @@ def perform_together(
     writer: ShardWriter, request: Request, marks: Sequence[EntryTransaction]
 ) -> list[WriteResult | Exception]:
     """What the writer does with puts that share a message: whole rows, in one batch, each put with its own mark."""
-    if (
-        any((mark.num_rows or 0) < 1 for mark in marks)
-        or sum(m.num_rows or 0 for m in marks) != request.parts[0][0].num_rows
-    ):
-        raise InvalidInputError("the puts of one message have its rows, one after the other, and each at least one")
-    results: list[WriteResult | Exception] = []
     if request.verb != "put" or len(request.parts) != 1 or not request.parts[0] or len(request.parts[0]) != 1:
         raise InvalidInputError("only puts of whole rows share a message")
+    counts = [mark.num_rows or 0 for mark in marks]
+    if min(counts, default=0) < 1 or sum(counts) != request.parts[0][0].num_rows:
+        raise InvalidInputError("the puts of one message have its rows, one after the other, and each at least one")
+    results: list[WriteResult | Exception] = []
     for mark in marks:
         rows = request.parts[0][0].slice(mark.first_row, mark.num_rows)
         try:
