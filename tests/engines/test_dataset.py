@@ -316,7 +316,7 @@ def test_an_append_only_table_that_lancedb_wrote_last_is_compacted(tmp_path: Pat
     with table.writer(fsync=False) as writer:
         writer.put([{"id": 3, "text": "three"}])
     theirs.checkout_latest()
-    theirs.put([{"id": 4, "text": "four"}])
+    theirs.add([{"id": 4, "text": "four"}])
     compact_everything(table)
     theirs.checkout_latest()
     assert theirs.count_rows() == 4

@@ -126,10 +126,17 @@ def test_no_test_module_imports_another() -> None:
 # Lower a ceiling when a figure has fallen; never raise one.
 CEILINGS = {
     "lines of source": 61_850,
+<<<<<<< HEAD
     "files of the package": 334,
     "lines before the first statement": 9_800,
     "modules imported past their door": 173,
     "modules with one importer": 71,
+=======
+    "files of the package": 345,
+    "lines before the first statement": 9_980,
+    "modules imported past their door": 183,
+    "modules with one importer": 74,
+>>>>>>> wt-write
     "file names that occur twice": 18,
     "classes over 15 methods": 35,
     "functions over 8 parameters": 14,
@@ -137,14 +144,20 @@ CEILINGS = {
     "function length max": 76,
     "constants of tries": 3,
     "constants of back-off": 2,
+<<<<<<< HEAD
     "places that declare txn": 74,
     "lines of Java": 2_250,
     "lines of tests": 87_850,
+=======
+    "places that declare txn": 64,
+    "lines of Java": 2_300,
+    "lines of tests": 87_820,
+>>>>>>> wt-write
     "files of tests": 327,
     "lines of the test kit": 6_300,
     "test helpers defined three times": 80,
     "pages of docs": 68,
-    "lines of docs": 5_800,
+    "lines of docs": 5_790,
     "rows of 'Where is it?'": 97,
     "dialect in source": 29,
     "dialect in docs": 87.5,
@@ -152,7 +165,7 @@ CEILINGS = {
     "files of a put": 35,
     "files of a get": 29,
     "files of a scan": 49,
-    "calls of a put": 176,
+    "calls of a put": 173,
     "calls of a get": 99,
     "calls of a scan": 361,
 }

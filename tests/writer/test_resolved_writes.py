@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -214,18 +213,7 @@ def test_entries_hold_whole_rows(table: Pair, tmp_path: Path) -> None:
     assert [{**row(1, "b"), "_tombstone": False}] == pa.Table.from_batches(newest.batches).to_pylist()
 
 
-def test_partial_writes_need_a_key_and_memory(tmp_path: Path) -> None:
-    append_only = mw.create_table(str(tmp_path / "a"), COLUMNS, writer_defaults={"fsync": False})
-    with append_only.writer() as writer:
-        for call in (
-            lambda: writer.update([row(1)]),
-            lambda: writer.put([{"id": 1}], missing="keep"),
-            lambda: writer.put([row(1)], if_absent=True),
-            lambda: writer.compare_and_set(1, None, row(1)),
-            lambda: writer.delete([1], count=True),
-        ):
-            with pytest.raises(mw.InvalidInputError, match="primary key"):
-                call()
+def test_partial_writes_need_memory(tmp_path: Path) -> None:
     keyed = mw.create_table(str(tmp_path / "k"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
     with keyed.writer(enable_memtable=False) as writer, pytest.raises(mw.InvalidInputError, match="WAL-only"):
         writer.update([row(1)])
@@ -428,53 +416,6 @@ def test_a_key_that_is_there_in_any_tier_is_refused_and_nothing_is_written(tiers
     assert values(made) == {1: "old", 2: "old", 3: "old"}
 
 
-def test_new_keys_and_deleted_ones_are_inserted_once_per_transaction(tiers: Pair) -> None:
-    made, writer = tiers
-    result = writer.insert([new_row(4), new_row(5)], txn=("app", 1))
-    assert (result.written, result.rejected, result.skipped) == (2, None, False)
-    assert writer.insert([new_row(4), new_row(5)], txn=("app", 1)).skipped
-    assert values(made) == {1: "old", 2: "old", 3: "old", 4: "new", 5: "new"}
-
-
-@pytest.mark.parametrize(
-    "rows", [[new_row(7), new_row(7)], [pa.RecordBatch.from_pylist([new_row(7)], SCHEMA)] * 2], ids=["one", "two"]
-)
-def test_a_key_that_comes_twice_is_refused(tiers: Pair, rows: Any) -> None:
-    made, writer = tiers
-    with pytest.raises(mw.InvalidInputError, match="comes twice"):
-        writer.insert(rows)
-    assert 7 not in values(made)
-
-
-def test_columns_that_are_left_out(tiers: Pair) -> None:
-    made, writer = tiers
-    with pytest.raises(mw.InvalidInputError, match="'ts'"):
-        writer.insert([{"id": 5, "v": "x"}])
-    assert made.get(5) is None
-
-
-def test_of_many_threads_that_insert_a_key_one_does(tiers: Pair) -> None:
-    made, writer = tiers
-    begin, done = threading.Barrier(8), []
-
-    def insert(number: int) -> None:
-        begin.wait(SECONDS)
-        try:
-            writer.insert([new_row(5, str(number))])
-            done.append(str(number))
-        except mw.InvalidInputError:
-            pass
-
-    in_threads(insert, range(8))
-    assert [values(made)[5]] == done
-
-
-def test_a_table_without_a_key_has_no_new_keys(tmp_path: Path) -> None:
-    made = new_table(tmp_path, primary_key=None)
-    with made.writer() as writer, pytest.raises(mw.InvalidInputError, match="no primary key"):
-        writer.insert([new_row(1)])
-
-
 def test_tables_with_a_merge_take_inserts(tmp_path: Path) -> None:
     first = new_table(tmp_path / "a", merge=mw.FirstRow())
     last = new_table(tmp_path / "b", merge=mw.LastWrite(sequence="ts"))
@@ -555,34 +496,6 @@ def test_values_are_set_as_they_are(filtered: Pair) -> None:
     assert values_of(writer)[2] == (3, "b")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"values": {"id": 1}}, "part of the key"),
-        ({"values": {"nope": 1}}, "'nope' is not in the table"),
-        ({"values": {"n": "x"}}, "n"),
-        ({"values": {}}, "names no column"),
-        ({"values": {"n": 1}, "set": {"n": "1"}}, "the same column"),
-        ({"values": ["n"]}, "values must be a dict"),
-        ({"set": ["n"]}, "set must be a dict"),
-        ({"values": {1: 1}}, "an item of values"),
-    ],
-)
-def test_wrong_values_are_refused(filtered: Pair, wrong: dict[str, Any], why: str) -> None:
-    _, writer = filtered
-    with pytest.raises(mw.InvalidInputError, match=why):
-        writer.update(where="id = 2", **wrong)
-    assert values_of(writer) == BEFORE
-
-
-def test_a_repeated_transaction_is_skipped(filtered: Pair) -> None:
-    _, writer = filtered
-    assert writer.update(where="id = 3", set={"n": "n + 1"}, txn=("app", 1)).written == 1
-    again = writer.update(where="id = 3", set={"n": "n + 1"}, txn=("app", 1))
-    assert (again.skipped, again.written) == (True, 0)
-    assert values_of(writer)[3] == (4, "a")
-
-
 @pytest.mark.parametrize("where", ["n > 1", "n = -1"], ids=["rows to change", "no row to change"])
 @pytest.mark.parametrize("wrong", [{"id": "1"}, {"w": "1"}, {"n": "w"}, {"n": "1, 2"}, {"n": 3}, {}], ids=str)
 def test_wrong_expressions_are_refused_and_change_nothing(filtered: Pair, wrong: Any, where: str) -> None:
@@ -598,18 +511,12 @@ def test_wrong_expressions_are_refused_and_change_nothing(filtered: Pair, wrong:
         {"where": "n >", "set": {"n": "1"}},
         {"where": "n > 1", "set": {"n": "'text'"}},
         {"where": "n > 1", "set": {"n": "9999999999"}},
-        {"where": "n > 1"},
-        {"set": {"n": "1"}},
-        {"rows": [{"id": 1}], "where": "n > 1", "set": {"n": "1"}},
-        {"where": "n > 1", "set": {"n": "1"}, "insert": True},
     ],
 )
 def test_what_cannot_be_done_is_refused_and_changes_nothing(filtered: Pair, wrong: dict[str, Any]) -> None:
     _, writer = filtered
     with pytest.raises(mw.InvalidInputError):
         writer.update(**wrong)
-    with pytest.raises(mw.InvalidInputError):
-        writer.delete([1], where="true")
     assert values_of(writer) == BEFORE
 
 
@@ -619,23 +526,3 @@ def test_a_shard_writer_touches_rows_of_its_shard_only(filtered: Pair) -> None:
     gone = next(iter(shards.values())).delete(where="true").matched
     assert gone == 9 if made.sharding == mw.Unsharded() else 0 < gone < 9
     assert len(values_of(writer)) == 9 - gone
-
-
-def test_the_filter_is_asked_again_for_a_row_that_changed_meanwhile(tmp_path: Path) -> None:
-    rows = pa.table({"id": [1, 2, 3], "n": [1, 1, 1]})
-    made = mw.create_table(str(tmp_path / "t"), rows, primary_key="id", writer_defaults={"fsync": False})
-    with made.writer(compaction=None) as writer:
-        for change, expected in (
-            (lambda: writer.delete(where="n = 1"), {2: 7, 9: 1}),
-            (lambda: writer.update(where="n = 1 and id < 9", set={"n": "n + 1"}), {1: 2, 2: 7, 3: 2, 9: 1}),
-        ):
-            with in_between(lambda: writer.put([{"id": 2, "n": 7}, {"id": 9, "n": 1}])):
-                assert change().matched == 2
-            assert {row["id"]: row["n"] for row in writer.scan().to_table().to_pylist()} == expected
-            writer.put(rows)
-
-
-def test_append_only_tables_have_no_rows_to_change(tmp_path: Path) -> None:
-    made = mw.create_table(str(tmp_path / "t"), pa.table({"id": [1]}), writer_defaults={"fsync": False})
-    with made.writer() as writer, pytest.raises(mw.InvalidInputError, match="primary key"):
-        writer.delete(where="true")

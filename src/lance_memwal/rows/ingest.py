@@ -72,7 +72,10 @@ def reread(data: Any) -> Any:
 
 def _is_row(data: Mapping[str, Any]) -> bool:
     """Whether a dict is one row: one of its values is no collection, so that it cannot be a column."""
-    return any(isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__") for value in data.values())
+    for value in data.values():  # noqa: SIM110  # on the path of every put, where a generator costs more than its checks
+        if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
+            return True
+    return False
 
 
 def _as_row(item: Any) -> Mapping[str, Any] | None:
@@ -270,7 +273,7 @@ def refuse_missing(names: Sequence[str]) -> InvalidInputError:
     """The error of rows that leave columns out: on a table with a primary key a put replaces whole rows."""
     listed = ", ".join(repr(name) for name in names[:8]) + (", …" if len(names) > 8 else "")
     return InvalidInputError(
-        f"left out: {listed}. A put replaces whole rows, and would erase what they have there: give every column, or pass "
+        f"left out: {listed}. A put replaces whole rows, and would erase what they have there: give every column, or put with "
         "missing='keep' to leave what the rows have, missing='null' to make these null"
     )
 

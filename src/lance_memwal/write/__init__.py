@@ -1,6 +1,6 @@
 """Rows in: one writer per shard, and the order in which a put takes effect.
 
-A writer is four parts (`shard`): `health` refuses, `tables` hold the rows of memtables, `group_commit` brings writes into
+`request` has the value of one write, `Write`, and the verbs over it, `Writable`. A writer is four parts (`shard`): `health` refuses, `tables` hold the rows of memtables, `group_commit` brings writes into
 the log, and functions do the rest. A put (`writes`) is fitted (`fitting`), queued (`queue`), in the memtable, and on storage
 when it returns. A write that depends on the rows that are there (`changes` says how) looks them up (`live_rows`) and becomes
 whole rows (`resolve`, by `rules`): those of a writer under its lock (`resolved`), those of an append without one in its retry
