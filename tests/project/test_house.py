@@ -126,17 +126,10 @@ def test_no_test_module_imports_another() -> None:
 # Lower a ceiling when a figure has fallen; never raise one.
 CEILINGS = {
     "lines of source": 61_850,
-<<<<<<< HEAD
     "files of the package": 334,
     "lines before the first statement": 9_800,
     "modules imported past their door": 173,
     "modules with one importer": 71,
-=======
-    "files of the package": 345,
-    "lines before the first statement": 9_980,
-    "modules imported past their door": 183,
-    "modules with one importer": 74,
->>>>>>> wt-write
     "file names that occur twice": 18,
     "classes over 15 methods": 35,
     "functions over 8 parameters": 14,
@@ -144,15 +137,9 @@ CEILINGS = {
     "function length max": 76,
     "constants of tries": 3,
     "constants of back-off": 2,
-<<<<<<< HEAD
-    "places that declare txn": 74,
-    "lines of Java": 2_250,
-    "lines of tests": 87_850,
-=======
     "places that declare txn": 64,
-    "lines of Java": 2_300,
+    "lines of Java": 2_250,
     "lines of tests": 87_820,
->>>>>>> wt-write
     "files of tests": 327,
     "lines of the test kit": 6_300,
     "test helpers defined three times": 80,

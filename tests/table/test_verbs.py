@@ -11,11 +11,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-<<<<<<< HEAD
-=======
 from contextlib import ExitStack
-from functools import partial
->>>>>>> wt-write
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +22,8 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.memtable import live
 from lance_memwal.store.location import resolve
-<<<<<<< HEAD
+from lance_memwal.write.request import NowaitWritable, Writable
 from tests.harness.points import run_once_at
-=======
-from lance_memwal.table.verbs import KeptWriter
-from lance_memwal.table.writers import open_writer
-from lance_memwal.write.request import NowaitWritable, Writable, Write
->>>>>>> wt-write
 from tests.harness.processes import start
 from tests.harness.profile import scaled
 from tests.kit.tables import FAST, Outside, create, files_below, ids_of, keyed, manifest_of, outside, rows_of

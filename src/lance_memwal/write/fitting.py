@@ -52,6 +52,13 @@ class Fitting:
             self._target.check(self.shard_id, fitted)
         return WriteRows.of(self._schema, fitted)
 
+    def all_live(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
+        """The rows alone, if `_tombstone` says of none that it is a tombstone; None if it does."""
+        apart = [self._fitter.unflagged(batch) for batch in batches]
+        return (
+            None if any(flags is not None and flags.true_count for _, flags in apart) else [rows for rows, _ in apart]
+        )
+
     def fit_flagged(self, batches: list[pa.RecordBatch], missing: Missing | None) -> WriteRows:
         """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones."""
         fill = fills_missing(missing, self._schema)
