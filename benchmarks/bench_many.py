@@ -181,7 +181,7 @@ def _ingest(bench: Bench) -> Sample:
 def _lancedb_ingest(bench: Bench) -> Sample:
     """Read and add."""
     table = lancedb.connect(bench.directory).create_table("table", schema=_SCHEMA)
-    return _timed(lambda: table.put(_batches(bench)))
+    return _timed(lambda: table.add(_batches(bench)))
 
 
 def _plain_ingest(bench: Bench) -> Sample:
