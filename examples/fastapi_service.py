@@ -36,7 +36,7 @@ class Event(BaseModel):
 
 @asynccontextmanager
 async def lifespan(service: FastAPI) -> AsyncIterator[None]:
-    """One writer for the life of a worker; leaving it flushes what this worker owns."""
+    """One writer for the life of a worker."""
     table = mw.create_table(os.environ["EVENTS_TABLE"], SCHEMA, primary_key="id", exist_ok=True)
     async with table.writer(shared=True) as writer:
         service.state.table, service.state.writer = table, writer

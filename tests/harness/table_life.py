@@ -92,8 +92,7 @@ class _Body:
             look_up = Reader(NewestBase(newest_base(self.table))).stored_rows
             self.sink = TableAppender(OnceAppender(life.uri, max_entry_bytes=most, look_up=look_up), policy=_PATIENCE)
         elif life.mode != "upkeep":
-            on_fenced: Any = "retake" if life.mode == "retake" else "raise"
-            self.writer = self.table.writer(shared=life.mode == "shared", on_fenced=on_fenced, **dict(life.settings))
+            self.writer = self.table.writer(shared=life.mode == "shared", **dict(life.settings))
         if life.repeats:
             for repeat, number in zip(life.repeats, range(life.first_number, life.own_numbers), strict=True):
                 _Scribe(self, 0).repeat(repeat, number)

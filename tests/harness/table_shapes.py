@@ -251,7 +251,7 @@ class Repeat:
 class TableLife:
     """One life. `kill_at` and `stop_at` are a point and a count; `ending` is what follows the last write.
 
-    `mode` is own, retake, shared, sink or upkeep. Of several processes at once each has its `part` of the keys; sinks that are
+    `mode` is own, shared, sink or upkeep. Of several processes at once each has its `part` of the keys; sinks that are
     twins (`twin`) make the same appends. One that does not show what it finds may know what is `settled` of it. An upkeep life
     that `collects` does so with every step, after it made something to collect; `beside_shared` writers it claims no log, since
     they would wait a minute for one that stopped with it. `retired` are added columns that were dropped, or nearly;

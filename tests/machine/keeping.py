@@ -53,7 +53,7 @@ def take_over(life: MachineLife, numbers: list[int]) -> None:
 
 
 def share(life: MachineLife, numbers: list[int]) -> None:
-    """A writer that shares its shards, for one put; nobody had them, so it owns what it wrote to."""
+    """A shared writer makes one put. It claims no shard that another writer has."""
     life.leave()
     rows = life.rows(numbers)
     with life.new_writer(shared=True) as writer:
@@ -61,22 +61,6 @@ def share(life: MachineLife, numbers: list[int]) -> None:
         wrote = set(writer.put(rows).shards)
         assert set(writer.stats()) >= wrote
     life.put_in_model(rows)
-
-
-def claim_back(life: MachineLife, numbers: list[int]) -> None:
-    """A writer that was told to claims back what somebody took from it; who waits for storage loses nothing by that."""
-    life.stop()
-    with life.new_writer(on_fenced="retake", durable_write=True) as writer:
-        rows = life.rows(numbers)
-        mine = set(writer.put(rows).shards)
-        life.put_in_model(rows)
-        assert set(writer.stats()) >= mine
-        for shard_id in mine:
-            life.table.shard_writer(shard_id).close()
-        rows = life.rows(numbers)
-        writer.put(rows)
-        life.put_in_model(rows)
-        assert set(writer.stats()) >= mine
 
 
 def claim_by_hand(life: MachineLife) -> None:

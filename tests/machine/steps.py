@@ -35,7 +35,6 @@ _ANY: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "crash": {},
     "take_over": {"numbers": _NUMBERS},
     "share": {"numbers": _NUMBERS},
-    "claim_back": {"numbers": _NUMBERS},
     "claim_by_hand": {},
     "reopen": {},
     "flush_tails": {},

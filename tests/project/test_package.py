@@ -13,6 +13,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError
+from lance_memwal.spark.refusals import error_of, error_text
 from tests.harness.profile import profile, scaled
 
 SOURCE = Path(mw.__file__)
@@ -89,7 +90,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_error_is_the_same_in_another_process(error: mw.MemWalError) -> None:
-    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error), error_of(error_text(error))):
         assert type(same) is type(error)
         assert (str(same), repr(same), same.args) == (str(error), repr(error), error.args)
         assert same.__dict__ == error.__dict__

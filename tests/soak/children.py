@@ -194,7 +194,7 @@ def write(life: SoakLife, pipe: Connection) -> None:
 @_guarded
 def intrude(life: SoakLife, pipe: Connection) -> None:
     """Takes all shards for a second, whoever has them, and leaves."""
-    hand = _Hand(life, pipe, compaction=None, on_fenced="retake")
+    hand = _Hand(life, pipe, compaction=None)
     until = time.monotonic() + _INTRUSION_SECONDS
     for _ in life.beats():
         hand.once()

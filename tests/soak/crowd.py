@@ -28,7 +28,7 @@ _FORGET_SECONDS = 5.0
 _END_SECONDS = 120.0
 _BEAT_SECONDS = 0.05
 _HEAR_SECONDS = 0.5
-# Of a role whose own store is well: its shard was taken, or the owner that it asked was, or that one's store failed.
+# Of a role whose store works: an exclusive writer claimed its shard.
 _OF_OTHERS = frozenset({"ConflictError", "FencedError", "UnavailableError", "WriterPoisonedError"})
 # Of a role that writes no rows, and whose store fails: nothing else is its own, and nobody takes a shard from it.
 _OF_ITS_STORE = frozenset({"UnavailableError"})
@@ -264,7 +264,7 @@ class Soak:
 
     def _wrong(self, role: _Role, text: str) -> None:
         """Something failed by a typed error. Of a write any is allowed where the store of the role fails, elsewhere only those of
-        an owner that is taken away or whose store fails; of all else only that the store failed."""
+        a shard that an exclusive writer claimed; of all else only that the store failed."""
         name = text.partition(":")[0]
         self.counts.errors[name] += 1
         if not role.fault_rate and name not in _OF_OTHERS:
