@@ -53,6 +53,7 @@ from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
 from lance_memwal.write.request import NowaitWritable, Write, begins
 from lance_memwal.write.results import ShardWrite, WriteResult, result_of
+from lance_memwal.write.shard import Shard
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 from lance_memwal.write.table_target import target_of, with_shard, writer_config
 from lance_memwal.write.writes import Ack, InsertedRows
@@ -183,10 +184,6 @@ class ShardWriter(Readable, NowaitWritable):
         """Freeze the active memtable (no-op if it is empty); `FencedError` if another writer owns the shard."""
         life.force_seal(self._shard)
 
-    def seal(self) -> None:
-        """Freeze the active memtable, so that it is flushed in the background; asks no store, and raises nothing."""
-        self._shard.seal()
-
     def _about_drain(self, *_: object, **_options: object) -> dict[str, str | int]:
         return life.about_unflushed(self._shard)
 
@@ -224,13 +221,6 @@ class ShardWriter(Readable, NowaitWritable):
             self._shard.health.request_close(self._stop, at_once=True)
         else:
             self._stop()
-
-    def park(self) -> Parked | None:
-        """Put this writer away, with everything durable; it is closed then.
-
-        None if it does not write any more, or is too busy for that: then it stays open.
-        """
-        return life.park(self._shard, self._stop)
 
     def _stop(self, seconds: float = JOIN_SECONDS) -> None:
         """End the background work, and wait for what of it runs, for some time."""
@@ -340,21 +330,6 @@ class ShardWriter(Readable, NowaitWritable):
         """Whether the writer was closed or aborted."""
         return not self._shard.health.is_open
 
-    @property
-    def is_parked(self) -> bool:
-        """Whether the writer was put away."""
-        return self._shard.health.is_parked
-
-    @property
-    def next_position(self) -> int:
-        """The log position of its next entry."""
-        return self._shard.log.next_position
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether it takes writes: it is open, and nothing has stopped it."""
-        return self._shard.health.is_open and not self._shard.health.has_failed
-
     def transactions(self) -> dict[str, SeenTransaction]:
         """The newest version per application that is on storage; ids of lance-memwal itself are left out."""
         return {app: seen for app, seen in self._shard.commits.transactions().items() if not is_own(app)}
@@ -397,6 +372,19 @@ def open_shard_of(
     base.check_columns()
     target = target_of(base.location, for_writing(base), None, fsync=settings.fsync, routed=routed, watch=watch)
     return ShardWriter(target, settings, SYSTEM_CLOCK, parked=parked)
+
+
+def core_of(writer: ShardWriter) -> Shard:
+    """Return the parts of a writer."""
+    return writer._shard
+
+
+def park(writer: ShardWriter) -> Parked | None:
+    """Put a writer away, with everything durable; it is closed then.
+
+    None if it does not write any more, or is too busy for that: then it stays open.
+    """
+    return life.park(writer._shard, writer._stop)
 
 
 def unpublished_generation(writer: ShardWriter) -> int:

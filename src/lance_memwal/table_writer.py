@@ -263,11 +263,6 @@ class TableWriter(Readable, NowaitWritable):
         self._compaction.orphan()
         self._together = Together()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed or aborted."""
-        return self._shards.closed
-
     def __enter__(self) -> TableWriter:
         return self
 
@@ -308,6 +303,11 @@ class TableWriter(Readable, NowaitWritable):
     def __repr__(self) -> str:
         state = "closed" if self._shards.closed else "open"
         return f"TableWriter({self._location.describe()!r}, shards={len(self._shards.names())}, {state})"
+
+
+def is_closed(writer: TableWriter) -> bool:
+    """Return whether a writer was closed or aborted."""
+    return writer._shards.closed
 
 
 def follow_columns(writer: TableWriter) -> bool:

@@ -211,9 +211,7 @@ _REASONS: dict[str, str] = {
     "the engine asks it, users only make one": """
         BTreeIndex Bucket Cursor.check_table Cursor.place Cursor.stored FtsIndex HnswIndex Identity LastWrite.remember_ms
         Manual Snapshot.check_table Snapshot.is_part_of Snapshot.stored Unsharded""",
-    "the engine's own rooms call it: upkeep, forks, parking": """
-        ChangeFeed.needed Scan.snapshot ShardWriter.is_parked
-        ShardWriter.is_writing ShardWriter.next_position ShardWriter.park ShardWriter.seal""",
+    "the engine's own rooms call it": "ChangeFeed.needed Scan.snapshot",
     "TableWriter calls it for every shard, and steps call that": "ShardWriter.abort ShardWriter.evolve_schema",
     "commits by hand may break any table; tests/manifest has them": """
         ShardManifestStore.commit_maintenance ShardManifestStore.commit_update ShardManifestStore.is_newest

@@ -18,6 +18,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.memtable import live
 from lance_memwal.process.room import Room
+from lance_memwal.shard_writer import core_of
 from lance_memwal.store import paths
 from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.tails import flush_live
@@ -144,7 +145,7 @@ def test_shard_parked_during_a_flush_is_flushed(tmp_path: Path, monkeypatch: pyt
             )  # takes the place of what is being flushed
             other.start()
             other.join()
-            assert shard.is_parked
+            assert core_of(shard).health.is_parked
         real(shard, *args)
 
     with table.writer(fsync=False, max_open_shards=1, compaction=None) as writer:
@@ -167,7 +168,7 @@ def test_memtable_frozen_during_parking_keeps_shard_open(tmp_path: Path, monkeyp
     def frozen_since(*given: Any) -> None:
         drained(*given)
         if not at_commit.is_set():
-            first.seal()
+            core_of(first).seal()
             assert at_commit.wait(SECONDS)
 
     commit = ShardManifestStore.commit_update

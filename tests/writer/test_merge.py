@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.shard_writer import park
 from lance_memwal.store import paths
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.sequences import HighestSequence
@@ -405,11 +406,11 @@ def test_writer_with_a_put_inside_is_not_parked(tmp_path: Path, monkeypatch: pyt
     (parked, honest) = ([], HighestSequence.know)
 
     def know(sequences: HighestSequence, find: Callable[[], Any]) -> None:
-        parked.append(in_thread(writer.park).result())
+        parked.append(in_thread(lambda: park(writer)).result())
         honest(sequences, find)
 
     monkeypatch.setattr(HighestSequence, "know", know)
     assert writer.put([row(1, 3, "late"), row(2, 4)]).written == 1
     assert parked == [None]
-    assert writer.park() is not None
+    assert park(writer) is not None
     assert contents(table) == {1: ("a", 5), 2: ("a", 4)}

@@ -16,7 +16,7 @@ from lance_memwal.errors import ClosedError, InvalidInputError, TableReplacedErr
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.sharding import Manual
-from lance_memwal.table_writer import TableWriter, follow_columns
+from lance_memwal.table_writer import TableWriter, follow_columns, is_closed
 from lance_memwal.write.request import Write, apply_to
 from lance_memwal.write.results import WriteResult
 
@@ -63,7 +63,7 @@ class KeptWriter:
 
     def _opened(self) -> TableWriter:
         with self._lock:
-            if self._writer is None or self._writer.closed:
+            if self._writer is None or is_closed(self._writer):
                 if isinstance(self._newest.with_index().sharding, Manual):
                     raise InvalidInputError(
                         "a table with manual shards has no default shard: use Table.shard_writer(shard_id)"

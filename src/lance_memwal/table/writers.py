@@ -24,7 +24,7 @@ from lance_memwal.log.reading import read_next
 from lance_memwal.log.shards import for_writing
 from lance_memwal.memtable import live
 from lance_memwal.read.reader import Reader
-from lance_memwal.shard_writer import ShardWriter, open_shard_of, unpublished_generation
+from lance_memwal.shard_writer import ShardWriter, core_of, open_shard_of, park, unpublished_generation
 from lance_memwal.sstable.maintained import with_names
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.upkeep.short_logs import UNKNOWN_LENGTH, LogLength, LogLimits, ShortLogs
@@ -79,7 +79,15 @@ def open_writer(
     lost_to_shared = (
         partial(_lost_to_shared, base) if settings.durable_write else None
     )  # else rows may be in memory only
-    open_shards = OpenShards(open_shard, max_open_shards, age_seconds, lost_to_shared=lost_to_shared, at_once=at_once)
+    open_shards = OpenShards(
+        open_shard,
+        max_open_shards,
+        age_seconds,
+        core=core_of,
+        park=park,
+        lost_to_shared=lost_to_shared,
+        at_once=at_once,
+    )
     live.keep(base.location.key, open_shards)
     owned = partial(_owned, open_shards)
     return TableWriter(base, reader, open_shards, watch, Background(compaction, base.location, watch.look, owned))

@@ -33,6 +33,7 @@ from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.trial import tried_in_order
 from lance_memwal.process.waiting import is_on_top, refuse_on_top
 from lance_memwal.write.life import Parked
+from lance_memwal.write.shard import Shard
 from lance_memwal.write.stats import WriteStats
 
 DEFAULT_OPEN_SHARDS = 256
@@ -54,25 +55,11 @@ class ShardOwner(Protocol):
     def epoch(self) -> int:
         """The epoch under which it owns the shard; 0 if it does not."""
 
-    @property
-    def next_position(self) -> int:
-        """The log position of its next entry."""
-
-    @property
-    def is_parked(self) -> bool:
-        """Whether it was put away."""
-
-    def park(self) -> Parked | None:
-        """Put it away, with everything durable; None if it stays open."""
-
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now."""
 
     def force_seal_active(self) -> None:
         """Freeze what was written."""
-
-    def seal(self) -> None:
-        """Freeze what was written, asking no store."""
 
     def wait_for_flush_drain(self, timeout: float | None = None) -> None:
         """Return when everything that is frozen is in SSTables."""
@@ -101,10 +88,13 @@ class OpenShards(Generic[W]):
         limit: int,
         max_age_seconds: float | None = None,
         *,
+        core: Callable[[W], Shard],
+        park: Callable[[W], Parked | None],
         lost_to_shared: Callable[[str, int], bool] | None = None,
         at_once: int = 1,
     ) -> None:
-        """`open_shard` claims a shard (None: the default one), or takes a parked one up again.
+        """`open_shard` claims a shard (None: the default one), or takes a parked one up again. `core` returns the parts of a
+        writer, `park` puts it away with everything durable, or returns None if it stays open.
 
         After `max_age_seconds` a parked shard is flushed if it owes that; None: never. `lost_to_shared` says whether shared
         writers took a shard over at a log position: a shard that they took while it was idle is claimed again (append R16).
@@ -114,6 +104,8 @@ class OpenShards(Generic[W]):
         self._retaken: dict[str, float] = {}
         self._lost: weakref.WeakSet[W] = weakref.WeakSet()  # writers that somebody else fenced: they hold many rows
         self._open_shard = open_shard
+        self._core = core
+        self._park_writer = park
         self._limit = limit
         self._at_once = min(at_once, limit)  # more would park each other
         self._max_age_seconds = max_age_seconds
@@ -185,14 +177,14 @@ class OpenShards(Generic[W]):
             try:
                 return call(writer, *given)
             except ClosedError:
-                if self.closed or not (writer.is_parked or writer in self._lost):
+                if self.closed or not (self._is_parked(writer) or writer in self._lost):
                     raise
-                if writer.is_parked:
+                if self._is_parked(writer):
                     self._drop(shard_id, writer)
                 else:  # another thread met the fence first
                     self._forget_lost(shard_id, writer)
             except FencedError:  # the rows of this call were not written: a marker that announced them no longer counts
-                if not (retakes and self._may_retake(shard_id, writer.next_position)):
+                if not (retakes and self._may_retake(shard_id, self._core(writer).log.next_position)):
                     raise
                 self._forget_lost(shard_id, writer)
 
@@ -227,6 +219,9 @@ class OpenShards(Generic[W]):
             turn = self._opening.setdefault(shard_id, threading.RLock())
         refuse_on_top(turn, "a write")
         return turn
+
+    def _is_parked(self, writer: W) -> bool:
+        return self._core(writer).health.is_parked
 
     def _may_retake(self, shard_id: str, position: int) -> bool:
         """Whether to claim a shard again that was lost at this position of its log, at most once a minute."""
@@ -284,7 +279,7 @@ class OpenShards(Generic[W]):
                     self._park(shard_id)
 
     def _park(self, shard_id: str) -> None:
-        parked = self._open[shard_id].park()
+        parked = self._park_writer(self._open[shard_id])
         if parked is not None:
             self._parked[shard_id] = parked  # before it leaves the others: every shard has a name at any time
             del self._open[shard_id]
@@ -300,7 +295,7 @@ class OpenShards(Generic[W]):
         writer, parked = self._open.get(shard_id), self._parked.get(shard_id)
         if parked is not None and parked.log.epoch >= epoch:
             return True
-        return writer is not None and writer.is_parked and writer.epoch >= epoch
+        return writer is not None and self._is_parked(writer) and writer.epoch >= epoch
 
     def publish_kept(self, timeout_seconds: float, shards: Collection[str] | None) -> dict[str, str]:
         """Flush what is parked and owes that, of these shards; says of which it failed, and why. A close does that itself."""
@@ -359,7 +354,7 @@ class OpenShards(Generic[W]):
             try:
                 writer.evolve_schema()
             except ClosedError:
-                if not writer.is_parked and writer not in self._lost:
+                if not self._is_parked(writer) and writer not in self._lost:
                     raise
 
     def flush(self, timeout: float | None) -> None:
@@ -415,7 +410,7 @@ class OpenShards(Generic[W]):
         writers = list(self._open.values())
         if flushes:
             for writer in writers:  # all of them first: they are flushed side by side
-                writer.seal()
+                self._core(writer).seal()
         return _failures(end, writers, self._at_once)
 
     def _wait_for_openers(self) -> None:
