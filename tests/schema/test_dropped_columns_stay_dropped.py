@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,13 +14,53 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.lance import wire
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.manifest import TRANSACTION_FILE, TRANSACTION_SECTION, join_manifest_file, version_path
 from lance_memwal.process.cache import CACHE
 from lance_memwal.spark.distributed import distributed_compactor
 from lance_memwal.spark.stages import Job
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.table_appender import TableAppender
-from tests.kit.positional_ids import flush_by_pylance, number_by_position
+
+# Generations as Lance 12 and older write them, with field ids 0..n in column order.
+_FOOTER_BYTES = 16
+
+
+def flush_by_pylance(uri: str, shard_id: str, *batches: object) -> None:
+    """Each batch becomes one generation of a shard that pylance writes."""
+    for batch in batches:
+        dataset = lance.dataset(uri)
+        writer = dataset.mem_wal_writer(
+            shard_id, durable_write=True, max_wal_buffer_size=1, max_wal_flush_interval_ms=10
+        )
+        writer.put(batch)
+        writer.close()
+
+
+def number_by_position(uri: str, shard_id: str, *, with_transaction: bool = True) -> list[Path]:
+    """Give every generation of a shard the field ids that old versions write; returns their directories.
+
+    The manifest of a generation with duplicate keys does not name its transaction (`with_transaction=False`).
+    """
+    directories = sorted((Path(uri) / "_mem_wal" / shard_id).glob("*_gen_*"))
+    for directory in directories:
+        rows = lance.dataset(str(directory)).to_table()
+        for name in ("data", "_versions", "_transactions"):
+            shutil.rmtree(directory / name)
+        lance.write_dataset(rows, str(directory))
+        if not with_transaction:
+            _forget_transaction(directory / version_path(1))
+    return directories
+
+
+def _forget_transaction(path: Path) -> None:
+    data = path.read_bytes()
+    start = int.from_bytes(data[-_FOOTER_BYTES : -_FOOTER_BYTES + 8], "little")
+    message = wire.Message(data[start + 4 : -_FOOTER_BYTES])
+    left = [field for field in message.fields if field.number not in (TRANSACTION_FILE, TRANSACTION_SECTION)]
+    path.write_bytes(join_manifest_file(left))
+
 
 Alter = Callable[[lance.LanceDataset], object]
 TEXT = pa.string()

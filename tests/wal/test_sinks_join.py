@@ -114,7 +114,7 @@ def test_a_writer_that_closed_leaves_its_epoch_to_sinks(table: mw.Table) -> None
     assert ids(table) == [1, 2]
 
 
-def elsewhere(table: mw.Table) -> mw.ShardWriter:
+def exclusive_elsewhere(table: mw.Table) -> mw.ShardWriter:
     """An exclusive writer that this process treats as one of another process."""
     writer = table.shard_writer()
     live.forget(table.location.key, writer)
@@ -124,7 +124,7 @@ def elsewhere(table: mw.Table) -> mw.ShardWriter:
 def test_append_waits_for_a_writer_of_another_process_until_it_closes(table: mw.Table) -> None:
     waiting = sink(table)
     waiting.append(SHARD, rows(1))
-    writer = elsewhere(table)
+    writer = exclusive_elsewhere(table)
     writer.put(rows(2))
     done = threading.Event()
 
@@ -143,7 +143,7 @@ def test_append_waits_for_a_writer_of_another_process_until_it_closes(table: mw.
 
 
 def test_append_that_waits_in_vain_for_a_writer_wrote_nothing(table: mw.Table) -> None:
-    with elsewhere(table) as writer:
+    with exclusive_elsewhere(table) as writer:
         writer.put(rows(1))
         with pytest.raises(ConflictError, match=r"close that writer.*shared=True"):
             sink(table, 0.2, 60.0).append(SHARD, rows(2))
@@ -169,7 +169,7 @@ def test_append_beside_an_exclusive_writer_of_this_process_goes_through_it(
 def test_a_sink_that_waits_for_seconds_says_once_for_whom(table: mw.Table, caplog: pytest.LogCaptureFixture) -> None:
     clock = SkippingClock()
     appender = OnceAppender(table.uri, clock=clock)
-    with elsewhere(table) as writer:
+    with exclusive_elsewhere(table) as writer:
         writer.put(rows(1))
         with pytest.raises(ConflictError):
             TableAppender(appender, policy=TakeoverPolicy(4.0, 1e9), clock=clock).append(SHARD, rows(2))
