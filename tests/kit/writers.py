@@ -304,11 +304,17 @@ def positions_of(result: mw.WriteResult) -> range:
     return done.positions
 
 
-def take_over_shared(table: mw.Table, rows: pa.RecordBatch, shard_id: str | None = None) -> None:
-    """Let a shared writer take over a shard, as one of another process does after its owner has been idle, and append."""
+def hide_writers(table: mw.Table) -> list[live.LiveShard]:
+    """Let this process treat its writers of the table as writers of another process; returns them for `live.register`."""
     owners = live.all_of(table.location.key)
     for owner in owners:
         live.forget(table.location.key, owner)
+    return owners
+
+
+def take_over_shared(table: mw.Table, rows: pa.RecordBatch, shard_id: str | None = None) -> None:
+    """Let a shared writer take over a shard, as one of another process does after its owner has been idle, and append."""
+    owners = hide_writers(table)
     try:
         look_up = Reader(NewestBase(BaseTable.need(table.location))).stored_rows
         appender = TableAppender(OnceAppender(table.location, look_up=look_up), policy=TakeoverPolicy(20, 0.0))

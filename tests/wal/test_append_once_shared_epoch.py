@@ -18,7 +18,6 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.log.tailer import WalTailer
-from lance_memwal.memtable import live
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
@@ -27,7 +26,7 @@ from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import OnceAppender
 from lance_memwal.write.table_appender import ShardAppend, TableAppender, TakeoverPolicy
 from tests.kit.interrupts import Interrupter, interrupted_everywhere
-from tests.kit.writers import WatchedStore, in_thread, watched
+from tests.kit.writers import WatchedStore, hide_writers, in_thread, watched
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 LARGE = "x" * 4096
@@ -424,7 +423,7 @@ def test_put_over_several_shards_is_ambiguous_after_a_conflict_in_one(
         [shard] = writer.shard_writers
     monkeypatch.setattr(shared_shards, "WAIT_SECONDS", 0.5)
     with table.shard_writer(shard_id=shard) as elsewhere, table.writer(shared=True) as shared:
-        live.forget(table.location.key, elsewhere)  # as a writer of another process
+        hide_writers(table)
         elsewhere.put([{"id": 1, "v": "b"}])
         with pytest.raises(mw.UnavailableError, match="exclusive writer") as told:
             shared.put([{"id": 2, "v": "a"}, {"id": 3, "v": "b"}])

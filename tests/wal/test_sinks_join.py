@@ -25,7 +25,6 @@ from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.epochs import EpochKind, look_at_epoch
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions
-from lance_memwal.memtable import live
 from lance_memwal.read.reader import Reader
 from lance_memwal.shard_writer import park
 from lance_memwal.store import paths
@@ -41,7 +40,7 @@ from lance_memwal.write.table_appender import ShardAppend, TableAppender, Takeov
 from tests.harness.processes import Child, start
 from tests.harness.profile import scaled
 from tests.kit.far_stores import far
-from tests.kit.writers import in_thread, in_threads
+from tests.kit.writers import hide_writers, in_thread, in_threads
 from tests.wal.sink_children import SHARD, append_ids, keep_tidy, take_over, write_ids
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
@@ -117,7 +116,7 @@ def test_a_writer_that_closed_leaves_its_epoch_to_sinks(table: mw.Table) -> None
 def exclusive_elsewhere(table: mw.Table) -> mw.ShardWriter:
     """An exclusive writer that this process treats as one of another process."""
     writer = table.shard_writer()
-    live.forget(table.location.key, writer)
+    hide_writers(table)
     return writer
 
 
