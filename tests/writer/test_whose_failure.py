@@ -144,14 +144,14 @@ def test_new_columns_reach_a_shard_that_is_being_opened(tmp_path: Path, monkeypa
     schema = KEYED.append(pa.field("x", pa.int64()))
     table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", sharding=mw.Bucket("id", 1))
     writer = table.writer(fsync=False)
-    looked, may_claim, honest = threading.Event(), threading.Event(), writers.ShardWriter.of_table
+    looked, may_claim, honest = threading.Event(), threading.Event(), writers.open_shard_of
 
     def slow(*given: Any, **named: Any) -> Any:
         looked.set()
         may_claim.wait(30)
         return honest(*given, **named)
 
-    monkeypatch.setattr(writers.ShardWriter, "of_table", slow)
+    monkeypatch.setattr(writers, "open_shard_of", slow)
     first = threading.Thread(target=writer.put, args=({"id": [1], "v": [1], "x": [1]},))
     first.start()
     assert looked.wait(30)
