@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from lance_memwal.errors import UnavailableError
 
@@ -28,7 +28,7 @@ class Owner(Protocol):
         ...
 
 
-_orphans: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
+_orphans: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}  # owners, and what closes each
 _hooks: dict[Callable[[], None], None] = {}
 _is_told = False
 _is_used = False
@@ -38,9 +38,9 @@ _is_lost = False
 def close_in_child(owner: Owner | Callable[[], None]) -> None:
     """Close `owner`, by its `orphan` or by the bound method that is given, in every child that is forked from now on."""
     _be_told()
-    orphan = owner if callable(owner) else owner.orphan
-    key = id(getattr(orphan, "__self__", orphan))
-    _orphans[key] = weakref.WeakMethod(orphan, lambda _: _orphans.pop(key, None))
+    orphan: Any = owner if callable(owner) else owner.orphan
+    key = id(orphan.__self__)
+    _orphans[key] = weakref.ref(orphan.__self__, lambda _: _orphans.pop(key, None)), orphan.__func__
 
 
 def run_in_child(hook: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ def _in_child() -> None:
     _is_lost = _is_lost or _is_used
     for hook in list(_hooks):
         hook()
-    orphans = [orphan for ref in list(_orphans.values()) if (orphan := ref()) is not None]
+    owners = [(owner, orphan) for ref, orphan in list(_orphans.values()) if (owner := ref()) is not None]
     _orphans.clear()
-    for orphan in orphans:
-        orphan()
+    for owner, orphan in owners:
+        orphan(owner)
