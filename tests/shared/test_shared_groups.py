@@ -27,7 +27,7 @@ from lance_memwal.write.table_appender import TableAppender
 from tests.harness.points import run_once_at
 from tests.kit.interrupts import interrupted_everywhere
 from tests.kit.lost_answers import ANSWERS, Answer, losing
-from tests.kit.writers import in_thread, take_over_shared, wait_for
+from tests.kit.writers import hide_writers, in_thread, take_over_shared, wait_for, watched
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
@@ -287,6 +287,54 @@ def test_abort_drops_queued_rows_and_tells_their_acks(table: mw.Table) -> None:
         with pytest.raises(mw.ClosedError):
             ack.wait(5)
     assert ids_of(table) == ([0, 1, 2] if ack.durable else [0, 1])
+
+
+def test_abort_leaves_the_queued_rows_of_other_writers(table: mw.Table) -> None:
+    settings = {"commit_linger_ms": 100}
+    with table.writer(shared=True, **settings) as staying:  # type: ignore[arg-type]
+        staying.put({"id": 0, "v": ""})
+        leaving = table.writer(shared=True, **settings)  # type: ignore[arg-type]
+        leaving.put({"id": 1, "v": ""})
+        ack = staying.put_nowait({"id": 2, "v": ""})
+        leaving.abort()
+        assert ack.wait().written == 1
+    assert ids_of(table) == [0, 1, 2]
+
+
+def test_queued_rows_survive_a_store_that_fails_for_a_while(table: mw.Table) -> None:
+    store, location = watched(table.uri)
+    writer = mw.open_table(location).writer(shared=True, compaction=None)
+    writer.put({"id": 0, "v": ""})
+    store.fail("put_new", "/wal/", times=2, error=lambda: UnavailableError("out of reach", ambiguous=False))
+    ack = writer.put_nowait({"id": 1, "v": ""})
+    wait_for(lambda: ack.durable)
+    writer.close()
+    assert ids_of(table) == [0, 1]
+
+
+def test_wait_with_a_limit_can_be_repeated(table: mw.Table) -> None:
+    with table.shard_writer() as owner, mw.open_table(table.uri) as other:
+        owner.put({"id": 0, "v": ""})
+        hidden = hide_writers(table)
+        with other.writer(shared=True) as writer:
+            ack = writer.put_nowait({"id": 1, "v": ""})
+            with pytest.raises(mw.UnavailableError, match="wait again") as caught:
+                ack.wait(0.2)
+            assert caught.value.ambiguous
+            for each in hidden:
+                live.register(table.location.key, each)
+            owner.close()
+            assert ack.wait().written == 1
+    assert ids_of(table) == [0, 1]
+
+
+def test_rows_queued_beyond_the_memory_limit_are_written_by_their_caller(tmp_path: Path) -> None:
+    defaults = {**FAST, "max_unflushed_memtable_bytes": 30_000}
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults=defaults)
+    with table.writer(shared=True, compaction=None, commit_linger_ms=100) as writer:
+        acks = [writer.put_nowait({"id": number, "v": "x" * 5_000}) for number in range(40)]
+        assert sum(ack.durable for ack in acks) >= 20
+    assert ids_of(table) == list(range(40))
 
 
 def test_tail_that_reaches_the_memory_limit_is_flushed_by_its_writer(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class QueuedAppend:
         "make_source",
         "note_entry",
         "result",
+        "size_bytes",
         "trial",
         "txn",
     )
@@ -92,6 +93,7 @@ class QueuedAppend:
         self.trial = trial or Trial()
         self.result: AppendResult | None = None
         self.error: BaseException | None = None
+        self.size_bytes = 0  # of the rows, once they are prepared
         self.note_entry: Callable[[int, float, int], None] | None = None
         self._routed_by = routed_by
         self._forward = forward
@@ -180,25 +182,30 @@ class AppendQueue:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may add a write
         self._waiting: dict[QueuedAppend, None] = {}
+        self.size_bytes = 0
         self.attempt: Attempt | None = None
 
     def add(self, write: QueuedAppend) -> None:
-        """Queue a write."""
+        """Queue a write, if it is not settled and not in the queue."""
         with self._lock:
-            self._waiting[write] = None
+            if not write.is_settled and write not in self._waiting:
+                self._waiting[write] = None
+                self.size_bytes += write.size_bytes
 
     def __iter__(self) -> Iterator[QueuedAppend]:
         """The writes that wait, the oldest first."""
         with self._lock:
             return iter(list(self._waiting))
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def _remove(self, write: QueuedAppend) -> None:
+        with self._lock:
+            if write in self._waiting:
+                del self._waiting[write]
+                self.size_bytes -= write.size_bytes
 
     def withdraw(self, write: QueuedAppend) -> None:
         """Remove a write whose caller gives up. If it is in an attempt, it may be in the log."""
-        with self._lock:
-            self._waiting.pop(write, None)
+        self._remove(write)
         attempt = self.attempt
         if attempt is not None and any(write is part for part, _ in attempt.parts):
             write.trial.is_begun = True
@@ -206,32 +213,31 @@ class AppendQueue:
     def answer(self, write: QueuedAppend, result: AppendResult) -> None:
         """Settle a write that needs no entry."""
         write.result = result
-        self.withdraw(write)
+        self._remove(write)
 
     def fail(self, write: QueuedAppend, error: BaseException) -> None:
         """Settle a write with an error."""
         write.error = error
-        with self._lock:
-            self._waiting.pop(write, None)
+        self._remove(write)
 
     def settle(self, attempt: Attempt) -> None:
         """The entry counts: settle its writes."""
         for (write, _), result in zip(attempt.parts, attempt.results, strict=True):
             if not write.is_settled:
                 write.result = result
-            with self._lock:
-                self._waiting.pop(write, None)
+            self._remove(write)
         self.attempt = None
 
     def give_up(self, own: QueuedAppend, error: BaseException) -> None:
-        """Settle `own`, whose leader failed. If the outcome of its attempt is unknown, settle the other writes, too."""
+        """Withdraw `own`, whose leader failed. If the outcome of its attempt is unknown, settle all writes of the attempt."""
         attempt = self.attempt
-        unknown = not isinstance(error, Exception) or (isinstance(error, UnavailableError) and error.ambiguous)
         if attempt is not None and not attempt.results:  # else the transaction map decides it
+            unknown = not isinstance(error, Exception) or (isinstance(error, UnavailableError) and error.ambiguous)
             for write, _ in attempt.parts if unknown else ():
-                if write is not own and not write.is_settled:
+                if write is own:
+                    self.fail(write, error)
+                elif not write.is_settled:
                     reason = f"the outcome of this write is unknown, the request of its entry failed: {error!r}"
                     self.fail(write, UnavailableError(reason, ambiguous=True))
             self.attempt = None
-        if not own.is_settled:
-            self.withdraw(own)
+        self.withdraw(own)

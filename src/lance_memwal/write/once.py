@@ -382,7 +382,14 @@ class OnceAppender:
     def prepare(self, shard_id: str, write: QueuedAppend) -> None:
         """Fit a write to the columns of the table now, so that its caller gets its errors before it is queued."""
         version = self._version
-        write.source(version.fitting(shard_id, routed=write.is_routed_by(version.sharding)))
+        source = write.source(version.fitting(shard_id, routed=write.is_routed_by(version.sharding)))
+        if source.is_fixed:
+            write.size_bytes = sum(batch.nbytes for batch in source.find().batches)
+
+    @property
+    def max_queued_bytes(self) -> int:
+        """The bytes of queued rows from which a caller writes them itself (append R15)."""
+        return self._version.config.max_unflushed_memtable_bytes
 
     def should_flush(self, shard_id: str, max_entries: int, max_bytes: int, alone_seconds: float) -> bool:
         """Whether a writer that ends publishes the tail (append R21): it is long, or no other writer is likely to do it."""

@@ -10,7 +10,9 @@ Entry points: `shared_appender` (the one appender of a table in this process), `
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,7 @@ from lance_memwal.arguments import check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.config import ShardSettings, WriterConfig
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import ClosedError, InvalidInputError
+from lance_memwal.errors import ClosedError, ConflictError, InvalidInputError, UnavailableError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.memtable import live
 from lance_memwal.process.background import Task
@@ -45,6 +47,8 @@ _MAX_LINGER_SECONDS: Final = 0.1
 _MAX_TAIL_ENTRIES: Final = 8
 _MAX_TAIL_BYTES: Final = 256 << 10
 _ALONE_SECONDS: Final = 60.0
+_RETRY_SECONDS: Final = 1.0
+_LOG = logging.getLogger(__name__)
 
 _appenders: dict[tuple[str, str | None, WriterConfig], TableAppender] = {}
 _lock = threading.RLock()  # reentrant: a signal handler may write
@@ -85,7 +89,13 @@ class _Queued:
 
     def wait(self, timeout: float | None = None) -> WriteResult:
         """Return once the rows are in the log: this thread appends them, if no other one does."""
-        return self.shard.finish(self.write, self.num_batches, timeout)
+        try:
+            return self.shard.finish(self.write, self.num_batches, timeout, keeps=True)
+        except ConflictError as error:
+            if timeout is None or self.write.is_settled:
+                raise
+            text = f"the write was not durable within {timeout} seconds; wait again"
+            raise UnavailableError(text, ambiguous=True) from error
 
 
 class SharedShard(NowaitWritable):
@@ -97,6 +107,7 @@ class SharedShard(NowaitWritable):
         self._lock = threading.Lock()
         self._stats = StatsHandle(self._lock)
         self._batches = 0
+        self._pending = deque[QueuedAppend]()  # of `put_nowait`
 
     def _apply(self, write: Write) -> WriteResult:
         started = SYSTEM_CLOCK.monotonic()
@@ -108,9 +119,20 @@ class SharedShard(NowaitWritable):
 
     def _begin(self, write: Write, *, drain: bool = True) -> Ack:
         queued = self._queue(write)
-        if drain:
+        with self._lock:
+            while self._pending and self._pending[0].is_settled:
+                self._pending.popleft()
+            self._pending.append(queued)
+        appender = self._shards.appender
+        if appender.queued_bytes(self.shard_id) >= appender.appender.max_queued_bytes:
+            appender.write_queued(self.shard_id, WAIT_SECONDS)
+        elif drain:
             self._shards.write_soon()
         return Ack([_Queued(self, queued, _batches_of(write))])
+
+    def drop_pending(self) -> None:
+        """Drop what `put_nowait` queued and no thread has appended."""
+        self._shards.appender.drop(self.shard_id, self._pending)
 
     def _queue(self, write: Write) -> QueuedAppend:
         appender = self._shards.appender
@@ -124,10 +146,12 @@ class SharedShard(NowaitWritable):
         with self._lock:
             self._stats.count_entry(size_bytes, seconds, seconds, rows=rows)
 
-    def finish(self, write: QueuedAppend, num_batches: int, timeout: float | None = None) -> WriteResult:
-        """The result of a queued write."""
+    def finish(
+        self, write: QueuedAppend, num_batches: int, timeout: float | None = None, *, keeps: bool = False
+    ) -> WriteResult:
+        """The result of a queued write; see `TableAppender.finish`."""
         seconds = WAIT_SECONDS if timeout is None else check_timeout(timeout)
-        result = self._shards.appender.finish(self.shard_id, write, seconds)
+        result = self._shards.appender.finish(self.shard_id, write, seconds, keeps=keeps)
         self._shards.note_append(self.shard_id)
         return self._result(result, num_batches)
 
@@ -212,12 +236,19 @@ class SharedShards:
             self._ticker.start(self._write_queued)
         self._ticker.poke()
 
-    def _write_queued(self) -> None:
+    def _write_queued(self) -> float | None:
         if self._linger_seconds and not self.closed:
             SYSTEM_CLOCK.sleep(self._linger_seconds)
+        failed = False
         for shard_id in self.names():
-            self.appender.write_queued(shard_id)
-            self.note_append(shard_id)
+            try:
+                self.appender.write_queued(shard_id, WAIT_SECONDS)
+            except Exception as error:  # an `Ack`, or `close`, raises it
+                failed = True
+                _LOG.warning("queued rows were not written, retrying in 1 s [shard=%s]: %s", shard_id, error)
+            else:
+                self.note_append(shard_id)
+        return _RETRY_SECONDS if failed else None
 
     # ------------------------------------------------------------------------------------------------------ ending
 
@@ -257,7 +288,7 @@ class SharedShards:
 
     def abort(self) -> list[Exception]:
         """Stop. Queued rows that are not in the log are dropped."""
-        return self._end(self.appender.drop_queued)
+        return self._end(lambda shard_id: self._shards[shard_id].drop_pending())
 
     def _end(self, end: Callable[[str], None]) -> list[Exception]:
         if self.closed:

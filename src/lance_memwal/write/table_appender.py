@@ -14,7 +14,7 @@ Entry point: `TableAppender`, one per table and process (`shared_appender`). Thr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from functools import partial
 import pyarrow as pa
 
 from lance_memwal.clock import RETRY, SYSTEM_CLOCK, Clock
-from lance_memwal.errors import ClosedError, ConflictError, FencedError, MemWalError
+from lance_memwal.errors import ClosedError, ConflictError, FencedError
 from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.memtable import live
@@ -130,34 +130,52 @@ class TableAppender:
         """Let the next append to the shard take `write` along."""
         self._queue_of(shard_id).add(write)
 
-    def finish(self, shard_id: str, write: QueuedAppend, seconds: float | None = None) -> AppendResult:
-        """The outcome of a queued write: another thread appends it, or this one does."""
+    def finish(
+        self, shard_id: str, write: QueuedAppend, seconds: float | None = None, *, keeps: bool = False
+    ) -> AppendResult:
+        """The outcome of a queued write: another thread appends it, or this one does.
+
+        A write that could not be appended leaves the queue, or stays in it (`keeps`).
+        """
         deadline = Deadline(self._clock, self._policy.wait_seconds if seconds is None else seconds)
         queue = self._queue_of(shard_id)
-        self.appender.refresh_if_due()
         with write.trial:
             try:
+                self.appender.refresh_if_due()
+                queue.add(write)
                 while not write.is_settled:
                     with self._turn(shard_id, deadline):
                         if not write.is_settled:
                             self._lead(shard_id, queue, write, deadline)
             except BaseException:
-                queue.withdraw(write)
+                if keeps:
+                    queue.add(write)
+                else:
+                    queue.withdraw(write)
                 raise
             return write.outcome()
 
-    def write_queued(self, shard_id: str) -> None:
-        """Append everything that is queued for the shard."""
+    def write_queued(self, shard_id: str, seconds: float | None = None) -> None:
+        """Append everything that is queued for the shard. What cannot be appended now stays queued, and raises its error."""
         for write in self._queue_of(shard_id):
-            with suppress(MemWalError):  # the outcome of a write is its caller's
-                self.finish(shard_id, write)
+            try:
+                if not write.is_settled:
+                    self.finish(shard_id, write, seconds, keeps=True)
+            except Exception:
+                if not write.is_settled:  # else the error is that of its caller
+                    raise
 
-    def drop_queued(self, shard_id: str) -> None:
-        """Settle the writes that wait with `ClosedError`, once no thread appends to the shard."""
+    def queued_bytes(self, shard_id: str) -> int:
+        """The bytes of the rows that wait."""
+        return self._queue_of(shard_id).size_bytes
+
+    def drop(self, shard_id: str, writes: Iterable[QueuedAppend]) -> None:
+        """Settle queued writes with `ClosedError`, once no thread appends to the shard."""
         queue = self._queue_of(shard_id)
         with self._turn(shard_id, Deadline(self._clock, self._policy.wait_seconds)):
-            for write in queue:
-                queue.fail(write, ClosedError("the table writer was aborted before the rows were written"))
+            for write in writes:
+                if not write.is_settled:
+                    queue.fail(write, ClosedError("the table writer was aborted before the rows were written"))
 
     def _lead(self, shard_id: str, queue: AppendQueue, write: QueuedAppend, deadline: Deadline) -> None:
         attempt = 0
@@ -169,14 +187,19 @@ class TableAppender:
                 self.appender.lead(claim, queue, write, refresh=bool(attempt))
             except FencedError as error:
                 self._joined.pop(shard_id, None)
-                self.appender.decide(shard_id, queue)
-                if write.is_settled:
+                if self._decided(shard_id, queue) and write.is_settled:
                     return
                 if not deadline.left_seconds:
                     raise self._timeout_error(shard_id) from error
                 queue.add(write)
                 RETRY.wait(self._clock, attempt)
                 attempt += 1
+
+    def _decided(self, shard_id: str, queue: AppendQueue) -> bool:
+        """Whether no attempt is undecided, in whatever epoch the shard is; False while another writer claims it."""
+        with suppress(FencedError):
+            self.appender.decide(shard_id, queue)
+        return queue.attempt is None
 
     def _queue_of(self, shard_id: str) -> AppendQueue:
         return self._queues.setdefault(shard_id, AppendQueue())
@@ -265,6 +288,8 @@ class TableAppender:
         if owner is None:
             return False
         queue = self._queue_of(shard_id)
+        if not self._decided(shard_id, queue) or write.is_settled:
+            return write.is_settled
         try:
             queue.answer(write, owner(partial(write.forward, shard_id)))
         except (FencedError, ClosedError):
