@@ -272,7 +272,7 @@ BUGS = (
     ),
     Bug(
         "a chain that Lance cannot survive is not counted inside of parentheses",
-        "rows/sql_bounds.py",
+        "rows/sql.py",
         "            here = longest + joined\n",
         "            here = start + joined\n",
         ("tests/row_filter", "tests/engines/test_sql.py"),
