@@ -37,7 +37,7 @@ def _each(calls: list[Callable[[], object]]) -> None:
 def typed_text(data: bytes) -> None:
     """What the command line, the page and options take as one text: moments, vectors, ranges, columns, rules."""
     from lance_memwal.feed.checkpoints import milliseconds, parse_moment
-    from lance_memwal.rows import typed
+    from lance_memwal.rows import text_values
     from lance_memwal.rows.merging import merge_of_text
     from lance_memwal.rows.sharding import sharding_of_text
     from lance_memwal.store.paths import check_record_name
@@ -51,7 +51,13 @@ def typed_text(data: bytes) -> None:
         if isinstance(found, datetime):
             milliseconds(found)
 
-    readers = [typed.typed_vector, typed.typed_range, typed.typed_columns, merge_of_text, sharding_of_text]
+    readers = [
+        text_values.typed_vector,
+        text_values.typed_range,
+        text_values.typed_columns,
+        merge_of_text,
+        sharding_of_text,
+    ]
     _each([moment, *((lambda read=read: read(text)) for read in readers)])  # type: ignore[misc]
 
 

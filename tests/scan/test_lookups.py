@@ -17,6 +17,7 @@ import lance_memwal as mw
 from lance_memwal.process.cache import CACHE
 from lance_memwal.read import base_rows, lookup
 from lance_memwal.sstable import sidecar, write
+from lance_memwal.write.shard import Shard
 from tests.kit.tables import watched_table
 
 TOTAL = 60
@@ -206,9 +207,8 @@ def test_get_asks_the_writer_of_its_shard_alone(tmp_path: Path, sharding: Any, m
         for key in named:
             assert [table.get(key)] == (table.lookup([key]).to_pylist() or [None])
         asked: list[str] = []
-        for shard_id, shard in writer.shard_writers.items():
-            honest = shard.capture
-            shard.capture = lambda honest=honest, shard_id=shard_id: asked.append(shard_id) or honest()
+        honest = Shard.capture
+        monkeypatch.setattr(Shard, "capture", lambda shard: asked.append(shard.log.shard_id) or honest(shard))
         fresh = named[50]
         assert table.get(fresh)["v"] == "new 50"
         assert asked == [mw.shard_id_for(sharding, fresh, kind=pa.int64())]

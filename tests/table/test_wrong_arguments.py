@@ -377,19 +377,6 @@ def test_shards_that_are_not_a_list_are_refused(sharded: mw.Table, wrong: Any) -
             read(shards=wrong)
 
 
-@pytest.mark.parametrize("of", [uuid.UUID, str])
-def test_attended_shard_is_the_one_that_rows_go_to(tmp_path: Path, of: Any) -> None:
-    sharded = create(str(tmp_path / "t"))
-    sharded.put([{"id": 1, "v": 1, "s": "one"}])
-    sharded.close()
-    (shard_id,) = (info.shard_id for info in sharded.shards())
-    with sharded.writer(shared=True) as writer:
-        assert writer.attend([of(shard_id)]) == set(writer.stats()) == {shard_id}
-        for wrong in (SECOND.hex, 7, None):
-            with pytest.raises(mw.InvalidInputError, match=r"must be a uuid\.UUID"):
-                writer.attend([wrong])  # type: ignore[list-item]
-
-
 HOSTILE = "<script>alert('x')</script>\"&"
 
 

@@ -382,7 +382,14 @@ class OnceAppender:
     def prepare(self, shard_id: str, write: QueuedAppend) -> None:
         """Fit a write to the columns of the table now, so that its caller gets its errors before it is queued."""
         version = self._version
-        source = write.source(version.fitting(shard_id, routed=write.is_routed_by(version.sharding)))
+        try:
+            source = write.source(version.fitting(shard_id, routed=write.is_routed_by(version.sharding)))
+        except InvalidInputError:
+            self.refresh()
+            if self._version is version:
+                raise
+            version = self._version  # which may have the columns of these rows
+            source = write.source(version.fitting(shard_id, routed=write.is_routed_by(version.sharding)))
         if source.is_fixed:
             write.size_bytes = sum(batch.nbytes for batch in source.find().batches)
 
