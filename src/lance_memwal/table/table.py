@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -29,7 +28,6 @@ from lance_memwal.config import ShardSettings, WriterConfig, WriterSettings
 from lance_memwal.engines.dataset import TableDataset, dataset_at, dataset_of
 from lance_memwal.engines.sql import SQL_MEMORY_BYTES
 from lance_memwal.engines.sql import query as sql_query
-from lance_memwal.errors import MemWalError
 from lance_memwal.feed.changes import ChangeFeed, Request
 from lance_memwal.feed.checkpoints import Moment
 from lance_memwal.feed.starts import Start, Until
@@ -414,8 +412,7 @@ class Table(WholeTable, Writable):
         `ConflictError` while somebody seems to write: a writer of this process is open, or rows came within the last minute
         and are not flushed. With `force` it goes all the same, and such writers get `TableReplacedError`.
         """
-        with suppress(MemWalError):  # whether another process writes is checked below
-            self._kept.close(flushes=not force)
+        self._kept.close()
         drop_table(self.location, self._newest.known.tag, force=force)
 
     def gc(

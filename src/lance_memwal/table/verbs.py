@@ -20,8 +20,6 @@ from lance_memwal.table_writer import TableWriter, follow_columns, is_closed
 from lance_memwal.write.request import Write, apply_to
 from lance_memwal.write.results import WriteResult
 
-_FLUSH_SECONDS = 60.0
-
 
 class KeptWriter:
     """One shared writer of a table. Threads may share it."""
@@ -53,14 +51,12 @@ class KeptWriter:
                 raise
         return apply_to(writer, write)
 
-    def close(self, *, flushes: bool = False) -> None:
-        """Close the writer; the next write opens another one. With `flushes` its rows leave the log."""
+    def close(self) -> None:
+        """Close the writer; the next write opens another one."""
         with self._lock:
             writer, self._writer = self._writer, None
         if writer is not None:
             try:
-                if flushes:
-                    writer.flush(_FLUSH_SECONDS)
                 writer.close()
             except TableReplacedError:
                 writer.abort()  # the rows went with the table

@@ -18,11 +18,13 @@ from lance_memwal.clock import in_order
 from lance_memwal.errors import ConflictError, InvalidInputError
 from lance_memwal.lance.manifest import VERSIONS_DIR, parse_version_name
 from lance_memwal.log.epochs import IDLE_SECONDS
+from lance_memwal.log.reading import tail_positions
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.memtable import live
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.upkeep.tails import is_left_alone
+from lance_memwal.write.shared_shards import own_tip
 
 _AT_ONCE = 16
 _ROUNDS = 8
@@ -88,6 +90,9 @@ def _refuse_writers(location: Location, tag: str | None) -> None:
     if live.all_of(location.key):
         raise ConflictError("a writer of this process has the table open; close it, or pass force=True")
     for manifest in newest_manifests(location, list_shards(location)):
+        tip = own_tip(location.key, manifest.shard_id)
+        if tip and tail_positions(location, manifest)[-1:] == [tip]:
+            continue  # the newest rows are of this process
         if not is_left_alone(location, manifest, idle_seconds=IDLE_SECONDS, tag=tag):
             raise ConflictError(
                 f"rows came into shard {manifest.shard_id} within the last minute: somebody seems to write; close that "

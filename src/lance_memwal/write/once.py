@@ -398,6 +398,11 @@ class OnceAppender:
         """The bytes of queued rows from which a caller writes them itself (append R15)."""
         return self._version.config.max_unflushed_memtable_bytes
 
+    def own_tip(self, shard_id: str) -> int:
+        """The position of the newest entry that this process knows, if it wrote that entry; else 0."""
+        tail = self._tails.get(shard_id)
+        return tail.last_position if tail is not None and self._turns_of(shard_id).is_last else 0
+
     def should_flush(self, shard_id: str, max_entries: int, max_bytes: int, alone_seconds: float) -> bool:
         """Whether a writer that ends publishes the tail (append R21): it is long, or no other writer is likely to do it."""
         tail = self._tails.get(shard_id)

@@ -68,6 +68,12 @@ def shared_appender(base: BaseTable, config: WriterConfig, look_up: StoredLookUp
     return found
 
 
+def own_tip(table_key: str, shard_id: str) -> int:
+    """The position of the newest entry of a log that this process knows, if a shared writer of this process wrote it; else 0."""
+    found = [appender for (key, *_), appender in list(_appenders.items()) if key == table_key]
+    return max((appender.appender.own_tip(shard_id) for appender in found), default=0)
+
+
 def _forget_in_child() -> None:
     global _lock
     _lock = threading.RLock()
