@@ -419,7 +419,8 @@ def test_writer_with_newest_entry_waits_for_the_others() -> None:
     assert turns_after(A, B, OWN).rank(4) == 2
     assert turns_after(OWN, A, B).rank(4) == 0
     assert turns_after(A, OWN, B).rank(4) == 1
-    assert 1.9 < turns_after(A, B, OWN).seconds_left(4) <= 2
+    assert 15.9 < turns_after(A, B, OWN).seconds_left(4) <= 16
+    assert 3.9 < turns_after(OWN).seconds_left(16) <= 4, "a wait for newcomers alone has no slack"
 
 
 def test_unused_turn_is_lost() -> None:
@@ -434,7 +435,7 @@ def test_unused_turn_is_lost() -> None:
 def test_wait_ends_without_any_entry() -> None:
     clock = SkippingClock()
     turns = turns_after(A, B, OWN, clock=clock)
-    clock.sleep(2.0)
+    clock.sleep(16.0)
     assert turns.seconds_left(4) == 0
 
 
@@ -463,31 +464,33 @@ def test_threads_that_share_a_sink_need_no_transaction(table: mw.Table) -> None:
 
 
 def append_until(stop: str, uri: str, name: int, pipe: Connection) -> None:
-    """Append one row after the other to a store that is 20 ms away, once the file `stop`.go is there."""
-    _, location = far(uri, delay_seconds=0.02)
-    sink = TableAppender(OnceAppender(location))
-    sink.append(SHARD, rows(name << 32))
-    pipe.send("ready")
-    while not os.path.exists(f"{stop}.go"):
-        time.sleep(0.005)
-    puts = 0
-    while not os.path.exists(stop):
-        puts += 1
-        sink.append(SHARD, rows((name << 32) + puts))
-    pipe.send(puts)
+    """Put one row after the other into a store that is 10 ms away, once the file `stop`.go is there."""
+    _, location = far(uri, delay_seconds=0.01)
+    with mw.open_table(location).writer(shared=True, compaction=None) as writer:
+        writer.put(rows(name << 32))
+        pipe.send("ready")
+        while not os.path.exists(f"{stop}.go"):
+            time.sleep(0.005)
+        puts = 0
+        while not os.path.exists(stop):
+            puts += 1
+            writer.put(rows((name << 32) + puts))
+        pipe.send(puts)
 
 
-def test_four_busy_processes_append_equally_often(table: mw.Table, tmp_path: Path) -> None:
-    """Before turns, the winner of one entry won the next one, too: of four processes two made one put each."""
+@pytest.mark.parametrize("processes", [2, 4])
+def test_busy_processes_append_equally_often(table: mw.Table, tmp_path: Path, processes: int) -> None:
+    """Before turns, the winner of one entry won the next one, too: of four processes two made one put each. With turns that
+    were too short, one of two made 7 % of the puts, or none."""
     stop = str(tmp_path / "stop")
-    children: list[Child] = [start(append_until, stop, table.uri, name) for name in range(1, 5)]
-    assert [child.receive(60) for child in children] == ["ready"] * 4
+    children: list[Child] = [start(append_until, stop, table.uri, name) for name in range(1, processes + 1)]
+    assert [child.receive(60) for child in children] == ["ready"] * processes
     Path(f"{stop}.go").touch()
     time.sleep(_SECONDS)
     Path(stop).touch()
     puts = [child.receive(60) for child in children]
-    assert table.count_rows() == sum(puts) + 4
-    assert min(puts) >= sum(puts) / 4 / 2, puts
+    assert table.count_rows() == sum(puts) + processes
+    assert min(puts) >= sum(puts) / processes / 2, puts
 
 
 @pytest.mark.scaled

@@ -81,8 +81,13 @@ class AppendTurns:
 
     @property
     def turn_seconds(self) -> float:
-        """The time in which a writer has seen the newest entry and created the next one."""
-        return max(_MIN_TURN_SECONDS, self._create_seconds + _READS_PER_TURN * self._read_seconds)
+        """The time in which a writer has seen the newest entry and created the next one.
+
+        Between several writers it is twice that: a writer that loses its turn to a shorter wait starves.
+        """
+        reads = _READS_PER_TURN * (self._read_seconds or self._create_seconds)
+        slack = 1 if self._queue in ([], [self._writer]) else 2
+        return max(_MIN_TURN_SECONDS, slack * (self._create_seconds + reads))
 
     @property
     def poll_seconds(self) -> float:
