@@ -337,6 +337,19 @@ def test_rows_queued_beyond_the_memory_limit_are_written_by_their_caller(tmp_pat
     assert ids_of(table) == list(range(40))
 
 
+def test_put_nowait_that_raises_leaves_nothing_in_the_queue(tmp_path: Path) -> None:
+    defaults = {**FAST, "max_unflushed_memtable_bytes": 1_000}
+    made = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults=defaults)
+    store, location = watched(made.uri)
+    with mw.open_table(location).writer(shared=True, compaction=None) as writer:
+        writer.put({"id": 0, "v": ""})
+        rule = store.fail("put_new", "/wal/", error=lambda: UnavailableError("out of reach", ambiguous=False))
+        with pytest.raises(UnavailableError):
+            writer.put_nowait({"id": 1, "v": "x" * 5_000})
+        rule.open()
+    assert ids_of(made) == [0]
+
+
 def test_tail_that_reaches_the_memory_limit_is_flushed_by_its_writer(tmp_path: Path) -> None:
     defaults = {**FAST, "max_unflushed_memtable_bytes": 20_000}
     table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults=defaults)

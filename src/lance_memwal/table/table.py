@@ -216,7 +216,7 @@ class Table(WholeTable, Writable):
     def close(self) -> None:
         """Close the writer that the write verbs opened; they open another one when they are called again.
 
-        What they acknowledged is durable without it. The writer closes itself after a minute without writes.
+        What they acknowledged is durable without it.
         """
         self._kept.close()
 

@@ -114,7 +114,7 @@ def _shared_shards(
     """The shards of a shared writer, and what returns those that it flushed."""
     appender = shared_appender(base, settings.replace(shard_id=None), reader.stored_rows)
     limits = replace(LogLimits.of(settings), entries=_SHARED_ENTRIES, generations=0, maintain_seconds=0)
-    logs = ShortLogs(base.location, watch.look, _no_maintenance, limits=limits)
+    logs = ShortLogs(base.location, watch.look, lambda: None, limits=limits)  # `Table.maintain` does the rest
 
     def note_append(shard_id: str) -> None:
         tail = appender.appender.known_tail(shard_id)
@@ -128,10 +128,6 @@ def _shared_shards(
     at_once = base.location.at_once(_PARALLEL_SHARDS)
     shards = SharedShards(appender, default_shard, note_append, logs.stop, linger_seconds=linger, at_once=at_once)
     return shards, logs.flushed_shards
-
-
-def _no_maintenance() -> None:
-    """Shared writers flush and compact; `Table.maintain` does the rest."""
 
 
 def shard_settings(

@@ -21,9 +21,7 @@ of them talks to another. Rule numbers, as in `append R5`, are those of `tests/m
 9. If the base table is older than before, or another object of the same version, the table and its logs were restored from a
    copy. The appender then drops all tails and refuses older claims.
 10. One append uses one version of the base table, from its rows to its entry.
-
-An undisturbed append makes two requests: the create, and the manifest check. After a collision the entries of other writers are
-the only ones that it reads.
+An undisturbed append makes two requests: the create, and the manifest check.
 """
 
 from __future__ import annotations

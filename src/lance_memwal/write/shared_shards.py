@@ -110,7 +110,7 @@ class SharedShard(NowaitWritable):
     def __init__(self, shards: SharedShards, shard_id: str) -> None:
         self.shard_id = shard_id
         self._shards = shards
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a signal handler may write
         self._stats = StatsHandle(self._lock)
         self._batches = 0
         self._pending = deque[QueuedAppend]()  # of `put_nowait`
@@ -131,7 +131,12 @@ class SharedShard(NowaitWritable):
             self._pending.append(queued)
         appender = self._shards.appender
         if appender.queued_bytes(self.shard_id) >= appender.appender.max_queued_bytes:
-            appender.write_queued(self.shard_id, WAIT_SECONDS)
+            with queued.trial:
+                try:
+                    appender.write_queued(self.shard_id, WAIT_SECONDS)
+                except BaseException:  # the caller gets no `Ack`, so the rows must not be written later
+                    appender.withdraw(self.shard_id, queued)
+                    raise
         elif drain:
             self._shards.write_soon()
         return Ack([_Queued(self, queued, _batches_of(write))])

@@ -165,6 +165,10 @@ class TableAppender:
                 if not write.is_settled:  # else the error is that of its caller
                     raise
 
+    def withdraw(self, shard_id: str, write: QueuedAppend) -> None:
+        """Remove a write from the queue; see `AppendQueue.withdraw`."""
+        self._queue_of(shard_id).withdraw(write)
+
     def queued_bytes(self, shard_id: str) -> int:
         """The bytes of the rows that wait."""
         return self._queue_of(shard_id).size_bytes
